@@ -1,0 +1,210 @@
+"""The stable-baselines3 side of the benchmarks.
+
+Runs in a virtualenv of its own (stable-baselines3==2.9.2, torch==2.13.0,
+gymnasium[classic-control,mujoco]). Each subcommand does one measurement and prints
+one JSON object as its last line of standard output:
+
+    python sb3_side.py cartpole --steps 100000 --target 475 --seed 0
+    python sb3_side.py halfcheetah --steps 20480 --threads 1
+    python sb3_side.py cnn-step --frames 256 --repeats 20
+
+Options follow the subcommand. Everything runs on the CPU.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import torch
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.policies import ActorCriticCnnPolicy
+from stable_baselines3.common.utils import LinearSchedule, set_random_seed
+
+Result = dict[str, object]
+
+CNN_LEARNING_RATE = 2.5e-4
+CNN_CLIP_RANGE = 0.1
+CNN_ENTROPY_COEFFICIENT = 0.01
+CNN_VALUE_COEFFICIENT = 0.5
+CNN_WARM_UPS = 2
+EVALUATION_EPISODES = 10
+EVALUATION_SEED_OFFSET = 10_000
+
+
+class ReturnTracker(BaseCallback):
+    """Keeps the returns of the last finished episodes and stops learning at a target mean.
+
+    The model's own episode buffer is filled only after the callback has run, so it would be a step late.
+    """
+
+    def __init__(self, window: int, target: float | None = None) -> None:
+        """Remember the last `window` returns; without a target learning runs to its end."""
+        super().__init__()
+        self.returns: deque[float] = deque(maxlen=window)
+        self.target = target
+        self.reached = False
+
+    def mean(self) -> float | None:
+        """Mean return over the window, or None before any episode has finished."""
+        return float(np.mean(self.returns)) if self.returns else None
+
+    def _on_step(self) -> bool:
+        """Record episodes that finished in this step; False tells the model to stop."""
+        finished = [info["episode"]["r"] for info in self.locals["infos"] if "episode" in info]
+        if finished:
+            self.returns.extend(finished)
+            if self.target is not None and len(self.returns) == self.returns.maxlen:
+                self.reached = self.mean() >= self.target
+        return not self.reached
+
+
+def process_age() -> float:
+    """Seconds since this process was started, interpreter start-up and imports included (Linux)."""
+    fields_after_name = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start_ticks = int(fields_after_name[19])  # field 22 of the whole line, counted from boot
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / os.sysconf("SC_CLK_TCK")
+
+
+def learn(model: PPO, steps: int, tracker: ReturnTracker) -> Result:
+    """Train the model and time learn() alone."""
+    started = time.perf_counter()
+    model.learn(total_timesteps=steps, callback=tracker)
+    seconds = time.perf_counter() - started
+    return {
+        "steps": model.num_timesteps,
+        "seconds": seconds,
+        "steps_per_second": model.num_timesteps / seconds,
+        "process_seconds": process_age(),
+        "return_mean": tracker.mean(),
+    }
+
+
+def run_cartpole(arguments: argparse.Namespace) -> Result:
+    """PPO on CartPole-v1 at rl-zoo's tuned settings, optionally until a target return."""
+    model = PPO(
+        "MlpPolicy",
+        make_vec_env("CartPole-v1", n_envs=8, seed=arguments.seed),
+        n_steps=32,
+        batch_size=256,
+        n_epochs=20,
+        learning_rate=LinearSchedule(1e-3, 0.0, 1.0),
+        clip_range=LinearSchedule(0.2, 0.0, 1.0),
+        gamma=0.98,
+        gae_lambda=0.8,
+        ent_coef=0.0,
+        device="cpu",
+        verbose=0,
+        seed=arguments.seed,
+    )
+    tracker = ReturnTracker(arguments.window, arguments.target)
+    result = learn(model, arguments.steps, tracker)
+    return {**result, "reached": tracker.reached}
+
+
+def run_halfcheetah(arguments: argparse.Namespace) -> Result:
+    """PPO on HalfCheetah-v5 at the library's defaults, then a deterministic evaluation."""
+    import mujoco  # here, so that the other measurements do not pay for it
+
+    mujoco.set_mju_user_warning(lambda _: None)  # otherwise printed and written to MUJOCO_LOG.TXT
+    model = PPO("MlpPolicy", "HalfCheetah-v5", device="cpu", verbose=0, seed=arguments.seed)
+    result = learn(model, arguments.steps, ReturnTracker(window=20))
+    evaluation_environment = make_vec_env("HalfCheetah-v5", seed=arguments.seed + EVALUATION_SEED_OFFSET)
+    return_eval, _ = evaluate_policy(
+        model, evaluation_environment, n_eval_episodes=EVALUATION_EPISODES, deterministic=True
+    )
+    return {**result, "return_eval": float(return_eval)}
+
+
+def make_cnn_step(frames: int) -> Callable[[], None]:
+    """Build the Nature CNN policy and a random batch; return the function that does one learner step."""
+    observation_space = gymnasium.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    action_space = gymnasium.spaces.Discrete(6)
+    policy = ActorCriticCnnPolicy(observation_space, action_space, lambda _: CNN_LEARNING_RATE)
+    policy.set_training_mode(True)
+    observations = torch.randint(0, 256, (frames, *observation_space.shape), dtype=torch.uint8)
+    actions = torch.randint(0, int(action_space.n), (frames,))
+    advantages, returns = torch.randn(frames), torch.randn(frames)
+    with torch.no_grad():
+        old_log_probability = policy.evaluate_actions(observations, actions)[1]
+
+    def step() -> None:
+        """Forward, clipped PPO loss with value and entropy terms, backward, gradient clipping and Adam."""
+        values, log_probability, entropy = policy.evaluate_actions(observations, actions)
+        normalized = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        ratio = torch.exp(log_probability - old_log_probability)
+        clipped_ratio = torch.clamp(ratio, 1 - CNN_CLIP_RANGE, 1 + CNN_CLIP_RANGE)
+        policy_loss = -torch.min(normalized * ratio, normalized * clipped_ratio).mean()
+        value_loss = torch.nn.functional.mse_loss(returns, values.flatten())
+        loss = policy_loss + CNN_VALUE_COEFFICIENT * value_loss - CNN_ENTROPY_COEFFICIENT * entropy.mean()
+        policy.optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), 0.5)
+        policy.optimizer.step()
+
+    return step
+
+
+def run_cnn_step(arguments: argparse.Namespace) -> Result:
+    """Time learner steps of the Nature CNN one by one, after a few warm-ups."""
+    step = make_cnn_step(arguments.frames)
+    milliseconds: list[float] = []
+    for _ in range(CNN_WARM_UPS + arguments.repeats):
+        started = time.perf_counter()
+        step()
+        milliseconds.append((time.perf_counter() - started) * 1e3)
+    measured = milliseconds[CNN_WARM_UPS:]
+    return {
+        "frames": arguments.frames,
+        "milliseconds": statistics.median(measured),
+        "milliseconds_all": measured,
+    }
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    common.add_argument("--seed", type=int, default=0)
+    parser = argparse.ArgumentParser(description="The stable-baselines3 side of the benchmarks.")
+    commands = parser.add_subparsers(required=True)
+
+    cartpole = commands.add_parser("cartpole", parents=[common], help=run_cartpole.__doc__)
+    cartpole.add_argument("--steps", type=int, default=100_000, help="the schedules end here")
+    cartpole.add_argument("--target", type=float, nargs="?", const=475.0, help="stop at this mean return")
+    cartpole.add_argument("--window", type=int, default=20, help="episodes in the mean return")
+    cartpole.set_defaults(run=run_cartpole)
+
+    halfcheetah = commands.add_parser("halfcheetah", parents=[common], help=run_halfcheetah.__doc__)
+    halfcheetah.add_argument("--steps", type=int, required=True)
+    halfcheetah.set_defaults(run=run_halfcheetah)
+
+    cnn_step = commands.add_parser("cnn-step", parents=[common], help=run_cnn_step.__doc__)
+    cnn_step.add_argument("--frames", type=int, default=256)
+    cnn_step.add_argument("--repeats", type=int, default=20)
+    cnn_step.set_defaults(run=run_cnn_step)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run one measurement and print it as JSON."""
+    warnings.filterwarnings("ignore")
+    arguments = parse_arguments()
+    torch.set_num_threads(arguments.threads)
+    set_random_seed(arguments.seed)
+    result = arguments.run(arguments)
+    print(json.dumps({**result, "threads": arguments.threads, "seed": arguments.seed}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""fever: trains deep-reinforcement-learning agents with one command, on one machine or many."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from fever.policy import Policy
+    from fever.trainer import Result
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "load", "train"]
+
+
+def train(
+    env: str | Callable[..., Any],
+    algo: str = "ppo",
+    *,
+    env_kwargs: dict[str, Any] | None = None,
+    workers: int | str = 0,
+    envs: int = 8,
+    seed: int = 0,
+    stop: dict[str, Any] | None = None,
+    runs: str | Path = "runs",
+    name: str | None = None,
+    device: str = "auto",
+    progress: bool = False,
+    **settings: Any,
+) -> Result:
+    """Train an agent and return its run, policy and curves.
+
+    `env` is a Gymnasium id, `"module:Name"`, a class or a factory function. `stop` has any of `reward`, `steps`, `time`
+    (`"10m"`), `iterations` and `window`; without a rule the environment's own threshold and a million steps count.
+    `settings` are the algorithm's own, as `fever config ALGO` lists them. Raises `fever.errors.FeverError` for input
+    that cannot be used; then nothing is left on disk.
+    """
+    from fever import trainer
+    from fever.config import RunConfig, validate
+    from fever.display import make_display
+    from fever.envs import EnvSource
+
+    source = EnvSource(env, env_kwargs or {})
+    values = {
+        "env": source.name, "env_kwargs": source.kwargs, "algo": algo, "settings": settings, "workers": workers,
+        "envs": envs, "seed": seed, "stop": stop or {}, "runs": str(runs), "name": name, "device": device,
+    }  # fmt: skip
+    config = validate(RunConfig, values, "the run")
+    return trainer.train(config, source, make_display("auto" if progress else "quiet"))
+
+
+def load(run: str | Path, checkpoint: str = "best", runs: str | Path = "runs") -> Policy:
+    """The policy of a run: `load(run).act(observation)`. `checkpoint` is `best`, `last` or an iteration's number."""
+    from fever.run import Run
+
+    return Run.open(run, runs).checkpoint(checkpoint).policy()

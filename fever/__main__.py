@@ -1,0 +1,3 @@
+from fever.cli import main
+
+main()

@@ -1,0 +1,149 @@
+"""Algorithms: one file each, one line each in the registry below."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+
+from fever.config import NetworkSettings, Settings
+from fever.errors import FeverError
+from fever.policy import Network, Params
+from fever.policy.policy import network_for
+from fever.policy.spaces import Description
+from fever.sampler import Fragment
+from fever.workers import Workers
+
+ALGORITHMS = {"ppo": "fever.algos.ppo:PPO"}
+
+NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # Mnih et al. 2015
+SMALL_IMAGES = ((16, 3, 1), (32, 3, 1))  # after Young & Tian 2019
+
+
+@dataclass(frozen=True)
+class Task:
+    """What an algorithm is built for."""
+
+    name: str  # of the environment, for messages
+    observation: Description
+    action: Description
+    envs: int  # environments per worker
+    workers: int  # 0: in this process
+    seed: int
+    total_steps: int | None  # where schedules end; None: the run has no limit of steps
+
+
+class State(NamedTuple):
+    """What a checkpoint keeps of an algorithm: arrays by name, and small facts as JSON."""
+
+    arrays: dict[str, np.ndarray]
+    facts: dict[str, Any]
+
+
+@dataclass
+class Iteration:
+    """What one round of an algorithm's loop did."""
+
+    fragments: list[Fragment]
+    metrics: dict[str, float]
+    seconds: dict[str, float] = field(default_factory=dict)  # phase -> wall time
+
+
+class Algorithm(Protocol):
+    """One algorithm. It never imports Ray, and learns the same from any workers."""
+
+    Config: ClassVar[type[Settings]]
+    network: Network
+    fragment_steps: int  # T of the fragments it wants
+    gamma: float
+    steps: int  # environment steps learned from so far
+
+    def __init__(self, config: Any, task: Task) -> None: ...
+    def train(self, workers: Workers) -> Iterator[Iteration]: ...
+    def weights(self) -> Params:
+        """What a policy needs to act, as NumPy arrays."""
+        ...
+
+    def state(self) -> State: ...
+    def restore(self, state: State) -> None: ...
+
+
+class Phases:
+    """Wall time of the phases of one iteration: `with phases("learn"): ...`."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        begin = perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - begin
+
+
+def find_algorithm(name: str) -> Callable[[Any, Task], Algorithm]:
+    """The class of an algorithm by its name in the registry."""
+    return _load(name)
+
+
+def config_of(name: str) -> type[Settings]:
+    """The settings of an algorithm."""
+    return _load(name).Config
+
+
+def _load(name: str) -> Any:
+    if name not in ALGORITHMS:
+        close = difflib.get_close_matches(name, ALGORITHMS, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise FeverError(f"there is no algorithm {name}; {hint}There are: {', '.join(ALGORITHMS)}")
+    module, _, attribute = ALGORITHMS[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def build_network(config: NetworkSettings, task: Task) -> Network:
+    """The network that fits a task's spaces, with the settings' sizes."""
+    shape = task.observation["shape"] if task.observation["type"] == "image" else ()
+    convolutions: tuple[tuple[int, int, int], ...] = ()
+    if shape:
+        convolutions = config.convolutions or (NATURE if min(shape[:2]) >= 36 else SMALL_IMAGES)
+        _check_convolutions(convolutions, shape)
+    hidden = config.hidden
+    if hidden is None:
+        hidden = () if convolutions else (64,) if config.recurrent != "none" else (64, 64)
+    continuous = task.action["type"] == "box"
+    try:
+        return network_for(
+            task.observation,
+            task.action,
+            hidden=hidden,
+            activation=config.activation,
+            log_std=config.log_std if continuous else None,
+            convolutions=convolutions,
+            convolution_features=config.convolution_features,
+            recurrent=config.recurrent,
+            recurrent_size=config.recurrent_size,
+        )
+    except ValueError as error:
+        raise FeverError(f"{task.name} cannot be trained on: {error}") from error
+
+
+def _check_convolutions(layers: tuple[tuple[int, int, int], ...], shape: list[int]) -> None:
+    height, width = shape[:2]
+    for filters, kernel, stride in layers:
+        if min(filters, kernel, stride) < 1 or kernel % stride:
+            raise FeverError(
+                f"convolution [{filters}, {kernel}, {stride}]: the kernel must be a multiple of the stride"
+            )
+        height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
+        if min(height, width) < 1:
+            raise FeverError(
+                f"the convolutions {list(map(list, layers))} leave nothing of a {shape[0]}x{shape[1]} image"
+            )

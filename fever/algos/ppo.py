@@ -1,0 +1,292 @@
+"""Proximal policy optimisation (Schulman et al. 2017), one jitted call per iteration.
+
+The loop is `PPO.train`; the mathematics is `PPO._update`, which runs advantages, epochs and minibatches on the learner's
+device. T steps of B environments (B = environments of all workers) make one batch, whoever sampled them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fever.algos import Iteration, Phases, State, Task, build_network
+from fever.config import NetworkSettings, setting
+from fever.errors import FeverError, TrainingError
+from fever.normalize import Moments
+from fever.policy import Params, distribution_for
+from fever.returns import gae
+from fever.sampler import Fragment
+from fever.workers import Workers
+
+IMAGE_CHUNK = 32  # rows of images whose patches stay in a CPU's cache
+
+
+class PPOConfig(NetworkSettings):
+    """Settings of PPO."""
+
+    steps: int = setting(128, "steps of each environment in a batch (T)", "Schulman et al. 2017, table 5", gt=0)
+    minibatch: int = setting(256, "steps in a gradient step; divides the batch", "Schulman et al. 2017, table 5", gt=0)
+    epochs: int = setting(10, "passes over each batch", "Schulman et al. 2017, table 3", gt=0)
+    learning_rate: float = setting(3e-4, "of Adam", "Schulman et al. 2017, table 3", gt=0)
+    learning_rate_schedule: Literal["constant", "linear"] = setting("constant", "linear: to 0 at stop.steps", "SB3")
+    gamma: float = setting(0.99, "discount per step", "Schulman et al. 2017, table 3", ge=0, le=1)
+    gae_lambda: float = setting(0.95, "trace decay of the advantages", "Schulman et al. 2017, table 3", ge=0, le=1)
+    clip: float = setting(0.2, "range of the probability ratio", "Schulman et al. 2017, table 3", gt=0)
+    clip_schedule: Literal["constant", "linear"] = setting("constant", "linear: to 0 at stop.steps", "SB3")
+    value_clip: float | None = setting(None, "range of change of a value prediction; null: none", "SB3", gt=0)
+    value_coefficient: float = setting(0.5, "weight of the value loss", "SB3", ge=0)
+    entropy_coefficient: float = setting(0.0, "weight of the entropy bonus", "SB3", ge=0)
+    max_gradient_norm: float = setting(0.5, "gradients are scaled down to this norm", "SB3", gt=0)
+    target_kl: float | None = setting(
+        None, "ends an iteration's updates at 1.5 times this KL; null: never", "SB3", gt=0
+    )
+    normalize_advantages: bool = setting(True, "zero mean and unit deviation within a minibatch", "SB3")
+    normalize_observations: bool = setting(True, "by running mean and deviation (not images)", "SB3's VecNormalize")
+    normalize_rewards: bool = setting(True, "by the running deviation of returns", "SB3's VecNormalize")
+
+
+class PPO:
+    """Clipped policy gradients on batches of fragments."""
+
+    Config = PPOConfig
+
+    def __init__(self, config: PPOConfig, task: Task) -> None:
+        self.config, self.task = config, task
+        self.network = build_network(config, task)
+        self.distribution = distribution_for(task.action)
+        self.fragment_steps, self.gamma = config.steps, config.gamma
+        self.fragments = max(1, task.workers)
+        self._check_sizes()
+
+        self.rng = np.random.default_rng(np.random.SeedSequence([task.seed, 0x99]))
+        self.params: Params = self.network.init(self.rng)
+        self.optimizer = optax.chain(optax.clip_by_global_norm(config.max_gradient_norm), optax.scale_by_adam(eps=1e-5))
+        self.optimizer_state = self.optimizer.init(self.params)
+        self.normalizes = config.normalize_observations and self.network.input_dtype != "uint8"
+        self.observations = Moments.start(self.network.input_shape)
+        self.returns = Moments.start(())
+        self.steps = 0
+        self._jitted_update = jax.jit(self._update)
+
+    def _check_sizes(self) -> None:
+        config, envs = self.config, self.task.envs * self.fragments
+        batch = config.steps * envs
+        if config.learning_rate_schedule == "linear" or config.clip_schedule == "linear":
+            if self.task.total_steps is None:
+                raise FeverError("a linear schedule needs an end; give --stop-steps")
+        if self.network.recurrent != "none":
+            if config.minibatch % config.steps or envs % max(1, config.minibatch // config.steps):
+                raise FeverError(
+                    f"a recurrent policy learns whole sequences: minibatch={config.minibatch} must be steps="
+                    f"{config.steps} times a divisor of the {envs} environments"
+                )
+        elif batch % config.minibatch:
+            fitting = max(size for size in range(1, min(config.minibatch, batch) + 1) if batch % size == 0)
+            raise FeverError(
+                f"minibatch={config.minibatch} does not divide the batch of {envs} environments x {config.steps} steps = "
+                f"{batch}; minibatch={fitting} does"
+            )
+
+    def train(self, workers: Workers) -> Iterator[Iteration]:
+        """The training loop: broadcast, collect, learn, for ever."""
+        while True:
+            phases = Phases()
+            with phases("transfer"):
+                workers.broadcast(self.weights())
+            with phases("sample"):
+                fragments = workers.collect(self.fragments)
+            with phases("learn"):
+                metrics = self.learn(fragments)
+            yield Iteration(fragments, metrics, phases.seconds)
+
+    def weights(self) -> Params:
+        """The network's weights, with the observation statistics that it normalises by."""
+        weights = {name: np.asarray(value) for name, value in self.params.items()}
+        return {**weights, **self._statistics()}
+
+    def _statistics(self) -> Params:
+        if not self.normalizes:
+            return {}
+        mean, std = self.observations.mean, self.observations.std
+        return {"observation/mean": mean.astype(np.float32), "observation/std": std.astype(np.float32)}
+
+    def learn(self, fragments: list[Fragment]) -> dict[str, float]:
+        """One iteration's updates from exactly `self.fragments` fragments."""
+        config = self.config
+        batch = join(fragments)
+        left = 1.0 - self.steps / self.task.total_steps if self.task.total_steps else 1.0
+        left = max(left, 0.0)
+        learning_rate = config.learning_rate * (left if config.learning_rate_schedule == "linear" else 1.0)
+        clip = config.clip * (left if config.clip_schedule == "linear" else 1.0)
+        if config.normalize_rewards:
+            self.returns = self.returns.merge(Moments.of(batch["discounted"].reshape(-1)))
+            batch["rewards"] = np.clip(batch["rewards"] / np.float32(self.returns.std), -10, 10)
+        statistics = self._statistics()
+        (params, optimizer_state), metrics = self._jitted_update(
+            self.params, self.optimizer_state, batch, statistics, self._orders(), learning_rate, clip
+        )
+        metrics = {name: float(value) for name, value in metrics.items()}
+        if not np.isfinite([metrics["policy_loss"], metrics["value_loss"], metrics["gradient_norm"]]).all():
+            raise TrainingError("the loss is not a number any more; a smaller learning_rate usually helps")
+        self.params, self.optimizer_state = params, optimizer_state
+        if self.normalizes:
+            seen = batch["observations"][:-1]
+            self.observations = self.observations.merge(Moments.of(seen.reshape(-1, *seen.shape[2:])))
+        self.steps += int(batch["valid"].sum())
+        return {**metrics, "learning_rate": learning_rate, "clip": clip}
+
+    def _orders(self) -> np.ndarray:
+        """Which columns go into which gradient step: int32 `[epochs * minibatches, columns]`, shuffled each epoch."""
+        config, envs = self.config, self.task.envs * self.fragments
+        length = config.steps if self.network.recurrent != "none" else 1  # of a sequence that stays together
+        columns = config.steps * envs // length
+        orders = np.tile(np.arange(columns, dtype=np.int32), (config.epochs, 1))
+        return self.rng.permuted(orders, axis=1).reshape(-1, config.minibatch // length)
+
+    def _update(
+        self, params: Params, optimizer_state: Any, batch: Params, statistics: Params, orders: Any, rate: Any, clip: Any
+    ) -> tuple[tuple[Params, Any], dict[str, jax.Array]]:
+        """Advantages, then every epoch's minibatches. Compiled once: all shapes are fixed for a run."""
+        config, network, distribution = self.config, self.network, self.distribution
+        values = self._values({**params, **statistics}, batch)  # [T+1, B]
+        next_values = jnp.where(jnp.isnan(batch["bootstrap"]), values[1:], batch["bootstrap"])
+        advantages = gae(
+            batch["rewards"], values[:-1], next_values, batch["terminated"], batch["truncated"],
+            config.gamma, config.gae_lambda,
+        )  # fmt: skip
+        rows = {
+            "observations": batch["observations"][:-1],
+            "first": batch["first"][:-1],
+            "actions": batch["actions"],
+            "log_probs": batch["log_probs"],
+            "valid": batch["valid"].astype(jnp.float32),
+            "values": values[:-1],
+            "advantages": advantages,
+            "returns": advantages + values[:-1],
+        }
+        if network.recurrent == "none":  # every step is a column of its own
+            rows = {name: value.reshape(1, -1, *value.shape[2:]) for name, value in rows.items()}
+
+        def loss(params: Params, rows: Params, state: Any, total: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+            """Sums over rows `[L, columns]` divided by `total`, so that chunks of a minibatch add up to it."""
+            features = network.unroll({**params, **statistics}, rows["observations"], state, rows["first"])
+            outputs, values = network.policy(params, features, jnp), network.value(params, features, jnp)
+
+            def mean(x: jax.Array) -> jax.Array:
+                return (x * rows["valid"]).sum() / total
+
+            log_ratio = distribution.log_prob(outputs, rows["actions"], jnp) - rows["log_probs"]
+            ratio = jnp.exp(log_ratio)
+            clipped = jnp.clip(ratio, 1 - clip, 1 + clip)
+            policy_loss = -mean(jnp.minimum(ratio * rows["advantages"], clipped * rows["advantages"]))
+            value_error = (values - rows["returns"]) ** 2
+            if config.value_clip is not None:
+                near = rows["values"] + jnp.clip(values - rows["values"], -config.value_clip, config.value_clip)
+                value_error = jnp.maximum(value_error, (near - rows["returns"]) ** 2)
+            value_loss, entropy = mean(value_error), mean(distribution.entropy(outputs, jnp))
+            objective = policy_loss + config.value_coefficient * value_loss - config.entropy_coefficient * entropy
+            return objective, {
+                "policy_loss": policy_loss,
+                "value_loss": value_loss,
+                "entropy": entropy,
+                "kl": mean(ratio - 1 - log_ratio),  # the low-variance estimate, Schulman 2020
+                "clip_fraction": mean(jnp.abs(ratio - 1) > clip),
+            }
+
+        def gradient_step(carry: Any, order: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
+            params, optimizer_state, active = carry
+            minibatch = {name: value[:, order] for name, value in rows.items()}
+            valid = minibatch["valid"]
+            total = jnp.maximum(valid.sum(), 1.0)
+            if config.normalize_advantages:
+                mean = (minibatch["advantages"] * valid).sum() / total
+                centred = minibatch["advantages"] - mean
+                deviation = jnp.sqrt((centred**2 * valid).sum() / total)
+                minibatch["advantages"] = centred / (deviation + 1e-8)
+            state = batch["state"] if network.recurrent == "none" else batch["state"][order]
+            gradients, metrics = self._gradients(loss, params, minibatch, state, total)
+            metrics["gradient_norm"] = optax.global_norm(gradients)
+            if config.target_kl is not None:
+                active = active & (metrics["kl"] <= 1.5 * config.target_kl)
+            updates, new_state = self.optimizer.update(gradients, optimizer_state)
+            new_params = {name: params[name] - rate * updates[name] for name in params}
+            if config.target_kl is not None:
+                new_params, new_state = jax.tree.map(
+                    lambda new, old: jnp.where(active, new, old), (new_params, new_state), (params, optimizer_state)
+                )
+            return (new_params, new_state, active), {**metrics, "updates": active.astype(jnp.float32)}
+
+        carry = (params, optimizer_state, jnp.asarray(True))
+        (params, optimizer_state, _), history = jax.lax.scan(gradient_step, carry, orders)
+        metrics = {name: value.mean() for name, value in history.items()}
+        metrics["kl"] = history["kl"][-1]
+        metrics["updates"] = history["updates"].sum()
+        weight = rows["valid"] / rows["valid"].sum()
+        spread = (weight * (rows["returns"] - (weight * rows["returns"]).sum()) ** 2).sum()
+        residual = advantages.reshape(weight.shape)
+        residual = (weight * (residual - (weight * residual).sum()) ** 2).sum()
+        metrics["explained_variance"] = 1 - residual / (spread + 1e-8)
+        return (params, optimizer_state), metrics
+
+    def _gradients(self, loss: Any, params: Params, rows: Params, state: Any, total: Any) -> tuple[Params, Params]:
+        """Gradients and metrics of one minibatch; of images in chunks that stay in the cache, added up."""
+        differentiate = jax.grad(loss, has_aux=True)
+        columns = rows["valid"].shape[1]
+        if not self.network.convolutions or self.network.recurrent != "none" or columns % IMAGE_CHUNK:
+            return differentiate(params, rows, state, total)
+        chunks = {
+            name: value.reshape(1, -1, IMAGE_CHUNK, *value.shape[2:]).swapaxes(0, 1) for name, value in rows.items()
+        }
+
+        def add(sums: Any, chunk: Params) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, sums, differentiate(params, chunk, state, total)), None
+
+        first = jax.eval_shape(differentiate, params, jax.tree.map(lambda x: x[0], chunks), state, total)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), first)
+        return jax.lax.scan(add, zeros, chunks)[0]
+
+    def _values(self, weights: Params, batch: Params) -> jax.Array:
+        """Values `[T+1, B]` of every observation in the batch."""
+        observations, network = batch["observations"], self.network
+        if network.convolutions and network.recurrent == "none":
+            flat = observations.reshape(-1, *observations.shape[2:])
+            features = jax.lax.map(
+                lambda row: network.features(weights, row[None], jnp)[0], flat, batch_size=IMAGE_CHUNK
+            ).reshape(*observations.shape[:2], -1)
+        else:
+            features = network.unroll(weights, observations, batch["state"], batch["first"])
+        return network.value(weights, features, jnp)
+
+    def state(self) -> State:
+        """Weights, optimiser, statistics, counters and the random generator."""
+        leaves = jax.tree.leaves(self.optimizer_state)
+        arrays = {f"optimizer/{index}": np.asarray(leaf) for index, leaf in enumerate(leaves)}
+        arrays |= {f"params/{name}": np.asarray(value) for name, value in self.params.items()}
+        arrays |= self.observations.arrays("observations") | self.returns.arrays("returns")
+        return State(arrays, {"steps": self.steps, "rng": self.rng.bit_generator.state})
+
+    def restore(self, state: State) -> None:
+        """Continue from what `state` returned."""
+        arrays = state.arrays
+        structure = jax.tree.structure(self.optimizer_state)
+        self.params = {name: jnp.asarray(arrays[f"params/{name}"]) for name in self.params}
+        leaves = [jnp.asarray(arrays[f"optimizer/{index}"]) for index in range(structure.num_leaves)]
+        self.optimizer_state = jax.tree.unflatten(structure, leaves)
+        self.observations = Moments.from_arrays("observations", arrays)
+        self.returns = Moments.from_arrays("returns", arrays)
+        self.steps = state.facts["steps"]
+        self.rng.bit_generator.state = state.facts["rng"]
+
+
+def join(fragments: list[Fragment]) -> dict[str, np.ndarray]:
+    """One batch `[T, B, ...]` out of fragments `[T, N, ...]`, side by side."""
+    names = fragments[0].arrays
+    if len(fragments) == 1:
+        return dict(names)
+    axis = {name: 0 if name == "state" else 1 for name in names}
+    return {name: np.concatenate([part.arrays[name] for part in fragments], axis[name]) for name in names}

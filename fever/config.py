@@ -1,0 +1,195 @@
+"""The whole configuration as frozen models: what YAML files, the command line and Python all load into.
+
+Every field is made with `setting(default, meaning, source)`: one line that says what it is, in which unit, and where its
+default comes from. `fever config ALGO` prints exactly these lines.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from fever.errors import FeverError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def setting(default: Any, meaning: str, source: str = "", **constraints: Any) -> Any:
+    """A documented field: its meaning with the unit, and the source of its default."""
+    return Field(default, description=meaning, json_schema_extra={"source": source}, **constraints)
+
+
+class Settings(BaseModel):
+    """Base of all configuration: frozen, refuses names that it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+DEFAULT_STEPS = 1_000_000  # environment steps, for a run without any stop rule
+
+
+class Stop(Settings):
+    """When a run ends: the first rule that is met. With no rule at all, the environment's registered reward threshold
+    and a million steps."""
+
+    reward: float | None = setting(None, "mean return over the last `window` episodes")
+    steps: int | None = setting(None, "environment steps, all workers together", gt=0)
+    seconds: float | None = setting(None, "wall time in seconds; 90, 90s, 10m and 2h are understood", gt=0)
+    iterations: int | None = setting(None, "training iterations", gt=0)
+    window: int = setting(20, "episodes that `reward` is the mean of", gt=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _time_is_seconds(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "time" in values:
+            values = {**values, "seconds": values["time"]}
+            del values["time"]
+        return values
+
+    def or_default(self, reward_threshold: float | None) -> Stop:
+        """These rules, or the default ones if there are none."""
+        if any(rule is not None for rule in (self.reward, self.steps, self.seconds, self.iterations)):
+            return self
+        return self.model_copy(update={"reward": reward_threshold, "steps": DEFAULT_STEPS})
+
+    @field_validator("seconds", mode="before")
+    @classmethod
+    def _duration(cls, value: Any) -> Any:
+        return parse_duration(value) if isinstance(value, str) else value
+
+
+class NetworkSettings(Settings):
+    """The policy and value network; shared by the algorithms that have one."""
+
+    hidden: tuple[int, ...] | None = setting(
+        None, "widths of each head's hidden layers; null: 64,64, or 64 behind an LSTM or GRU, none behind convolutions",
+        "Schulman et al. 2017, table 3",
+    )  # fmt: skip
+    activation: Literal["tanh", "relu"] = setting("tanh", "of the heads' hidden layers", "Schulman et al. 2017")
+    recurrent: Literal["none", "lstm", "gru"] = setting("none", "memory between the observation and the heads")
+    recurrent_size: int = setting(128, "units of the LSTM or GRU", gt=0)
+    convolutions: tuple[tuple[int, int, int], ...] | None = setting(
+        None, "[filters, kernel, stride] of each layer for images, kernel a multiple of stride; null: by image size",
+        "Mnih et al. 2015 from 36 pixels up, Young & Tian 2019 (MinAtar) below",
+    )  # fmt: skip
+    convolution_features: int = setting(
+        512, "units of the dense layer behind the convolutions", "Mnih et al. 2015", gt=0
+    )
+    log_std: float = setting(0.0, "initial log standard deviation of continuous actions (in half action ranges)", "SB3")
+
+    @field_validator("hidden")
+    @classmethod
+    def _positive(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if value is not None and any(width < 1 for width in value):
+            raise ValueError("every width must be at least 1")
+        return value
+
+
+class RunConfig(Settings):
+    """One run: what to train on, with what, where, and until when."""
+
+    env: str = setting(..., 'environment: a Gymnasium id, "module:Id-v0", or "module:Name" of a class or factory')
+    env_kwargs: dict[str, Any] = setting({}, "arguments for the environment's constructor")
+    algo: str = setting("ppo", "algorithm; `fever config` lists them")
+    settings: dict[str, Any] = setting({}, "the algorithm's own settings; `fever config ALGO` lists them")
+    workers: int | Literal["auto"] = setting(0, "sampler processes; 0: in this process, auto: measure and decide", ge=0)
+    envs: int = setting(8, "environments per worker, stepped together", "rl-zoo, PPO CartPole-v1", gt=0)
+    seed: int = setting(0, "the one seed that all others are derived from", ge=0)
+    stop: Stop = setting(Stop(), "stop rules")
+    device: Literal["auto", "cpu", "gpu"] = setting("auto", "where the learner runs; samplers never use a GPU")
+    runs: str = setting("runs", "folder of run directories")
+    name: str | None = setting(None, "name of the run directory; null: environment, algorithm and time")
+    checkpoint_seconds: float = setting(10.0, "seconds between checkpoints; one more is written at the end", gt=0)
+    checkpoint_keep: int = setting(3, "latest checkpoints kept, besides the best", gt=0)
+
+    @field_validator("name")
+    @classmethod
+    def _plain_name(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"[\w][\w.+-]*", value):
+            raise ValueError("a name has letters, digits, dots, dashes and underscores only")
+        return value
+
+
+def validate(model: type[Model], values: dict[str, Any], what: str) -> Model:
+    """Build a model from plain values; the first thing that is wrong becomes one sentence."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise FeverError(_sentence(model, error.errors()[0], what)) from None
+
+
+def _sentence(model: type[BaseModel], error: Any, what: str) -> str:
+    path = [str(part) for part in error["loc"] if not str(part).startswith(("int", "float", "literal", "function"))]
+    name = ".".join(path)
+    if error["type"] == "extra_forbidden":
+        for part in path[:-1]:
+            annotation = model.model_fields[part].annotation
+            model = annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else model
+        names = list(model.model_fields)
+        close = difflib.get_close_matches(path[-1], names, n=len(names), cutoff=0.0)
+        likely = difflib.get_close_matches(path[-1], names, n=1, cutoff=0.5)
+        hint = f"did you mean {likely[0]}? " if likely else ""
+        return f"{what} has no setting {name}; {hint}It has: {', '.join(close)}"
+    if error["type"] == "missing":
+        return f"{what} needs a value for {name}"
+    message = error["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    return f"{what}: {name}={error['input']!r} cannot be used: {message}"
+
+
+def parse_assignments(pairs: list[str]) -> dict[str, Any]:
+    """`["learning_rate=1e-3", "hidden=[64, 64]"]` to a dictionary; values are read as YAML."""
+    import yaml
+
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name:
+            raise FeverError(f"{pair!r} is not a setting; settings are written as name=value")
+        try:
+            values[name.strip()] = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise FeverError(f"the value of {name} cannot be read: {text!r}") from error
+    return values
+
+
+def load_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML file that holds one mapping."""
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise FeverError(f"{path} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        first = str(error).splitlines()[0]
+        place = getattr(error, "problem_mark", None)
+        line = f" (line {place.line + 1})" if place else ""
+        raise FeverError(f"{path} is not YAML{line}: {first}") from error
+    if not isinstance(values, dict):
+        raise FeverError(f"{path} must hold a mapping such as `env: CartPole-v1`")
+    return values
+
+
+def parse_duration(text: str) -> float:
+    """`"90"`, `"90s"`, `"10m"`, `"2h"`, `"1h30m"` to seconds."""
+    match = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?", text.strip())
+    if not text.strip() or match is None:
+        raise ValueError(f"{text!r} is not a time; write 90s, 10m or 2h")
+    hours, minutes, seconds = (float(part) if part else 0.0 for part in match.groups())
+    return hours * 3600 + minutes * 60 + seconds
+
+
+def format_duration(seconds: float) -> str:
+    """Seconds for people: `8.3s`, `4m 05s`, `2h 10m`."""
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    minutes = math.floor(seconds / 60)
+    if minutes < 60:
+        return f"{minutes}m {int(seconds % 60):02d}s"
+    return f"{minutes // 60}h {minutes % 60:02d}m"

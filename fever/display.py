@@ -1,0 +1,244 @@
+"""What a person sees while a run trains: a live panel on a terminal, plain lines elsewhere, or nothing."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fever.config import RunConfig, format_duration
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+REFRESH_SECONDS = 0.15  # of the live panel
+LINE_SECONDS = 5.0  # between plain lines
+PHASES = {
+    "time_env": "environment",
+    "time_inference": "inference",
+    "time_transfer": "transfer",
+    "time_learn": "learning",
+}
+REASONS = {
+    "reward": "the return reached its goal",
+    "steps": "the step limit was reached",
+    "iterations": "the iteration limit was reached",
+    "time": "the time limit was reached",
+    "interrupted": "interrupted",
+    "failed": "failed",
+}
+
+
+class Display(Protocol):
+    """What the trainer tells; every call returns at once."""
+
+    def message(self, text: str) -> None: ...
+    def start(self, config: RunConfig, path: Path) -> None: ...
+    def update(self, row: dict[str, Any]) -> None: ...
+    def stop(self) -> None:
+        """The terminal is given back; nothing live any more."""
+        ...
+
+    def finish(self, summary: dict[str, Any]) -> None: ...
+
+
+class QuietDisplay:
+    """Nothing at all."""
+
+    def message(self, text: str) -> None: ...
+    def start(self, config: RunConfig, path: Path) -> None: ...
+    def update(self, row: dict[str, Any]) -> None: ...
+    def stop(self) -> None: ...
+    def finish(self, summary: dict[str, Any]) -> None: ...
+
+
+class PlainDisplay:
+    """One line every few seconds, for log files and pipes."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.printed = 0.0
+        self.rate = Rate()
+
+    def message(self, text: str) -> None:
+        self._print(text)
+
+    def start(self, config: RunConfig, path: Path) -> None:
+        self.stop_rules = config.stop
+        self._print(f"training {config.env} with {config.algo} in {path}")
+        self.printed = time.monotonic()
+
+    def update(self, row: dict[str, Any]) -> None:
+        self.rate.add(row)
+        if time.monotonic() - self.printed >= LINE_SECONDS:
+            self.printed = time.monotonic()
+            self._print(progress_line(row, self.rate.steps_per_second))
+
+    def stop(self) -> None: ...
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        for line in closing_lines(summary):
+            self._print(line)
+
+    def _print(self, text: str) -> None:
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+class LiveDisplay:
+    """A panel that is redrawn in place: progress towards the stop rule, return, speed and where the time goes."""
+
+    def __init__(self, console: Console) -> None:
+        from rich.live import Live
+
+        self.console = console
+        self.live = Live(console=console, auto_refresh=False, transient=True)
+        self.drawn = 0.0
+        self.history: list[float] = []
+        self.rate = Rate()
+
+    def message(self, text: str) -> None:
+        self.console.print(text, highlight=False, markup=False, style="dim")
+
+    def start(self, config: RunConfig, path: Path) -> None:
+        self.config, self.path = config, path
+        self.live.start()
+        self._draw({"iteration": 0, "steps": 0, "seconds": 0.0, "episodes": 0})
+
+    def update(self, row: dict[str, Any]) -> None:
+        self.rate.add(row)
+        if "return_mean" in row:
+            self.history.append(row["return_mean"])
+        if time.monotonic() - self.drawn >= REFRESH_SECONDS:
+            self._draw(row)
+
+    def stop(self) -> None:
+        self.live.stop()
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        for line in closing_lines(summary):
+            self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def _draw(self, row: dict[str, Any]) -> None:
+        self.drawn = time.monotonic()
+        self.live.update(self._panel(row), refresh=True)
+
+    def _panel(self, row: dict[str, Any]) -> RenderableType:
+        from rich.console import Group
+        from rich.panel import Panel
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        done, rule = progress(self.config, row)
+        left = remaining_seconds(self.config, row, self.rate.steps_per_second)
+        bar = Table.grid(padding=(0, 1))
+        eta = f"at most {format_duration(left)} left" if left is not None else ""
+        bar.add_row(ProgressBar(total=1.0, completed=done, width=30), f"{done:.0%} of {rule}", Text(eta, style="dim"))
+        facts = Table.grid(padding=(0, 3))
+        facts.add_row("return", _figure(row.get("return_mean")), Text(sparkline(self.history), style="cyan"))
+        facts.add_row("steps", f"{row['steps']:,}", f"{self.rate.steps_per_second:,.0f} steps/s")
+        facts.add_row("episodes", f"{row['episodes']:,}", f"length {_figure(row.get('length_mean'))}")
+        facts.add_row("iteration", f"{row['iteration']:,}", format_duration(row["seconds"]))
+        if row.get("worker_restarts"):
+            facts.add_row("workers", f"{row['worker_restarts']} replaced", "")
+        parts: list[RenderableType] = [bar, Text(), facts]
+        shares = {label: row[name] for name, label in PHASES.items() if name in row}
+        if shares:
+            phases = Table.grid(padding=(0, 1))
+            for label, share in shares.items():
+                phases.add_row(label, ProgressBar(total=1.0, completed=share, width=20), f"{share:.0%}")
+            parts += [Text(), phases]
+        title = f"{self.config.env} · {self.config.algo}"
+        return Panel(Group(*parts), title=title, subtitle=str(self.path), width=min(78, self.console.width))
+
+
+class Rate:
+    """Steps per second over the last few seconds."""
+
+    def __init__(self, window: float = 3.0) -> None:
+        self.window = window
+        self.points: list[tuple[float, int]] = []
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.points.append((row["seconds"], row["steps"]))
+        while len(self.points) > 2 and self.points[-1][0] - self.points[0][0] > self.window:
+            self.points.pop(0)
+
+    @property
+    def steps_per_second(self) -> float:
+        if len(self.points) < 2:
+            return 0.0
+        (early, before), (late, after) = self.points[0], self.points[-1]
+        return (after - before) / max(late - early, 1e-9)
+
+
+def progress(config: RunConfig, row: dict[str, Any]) -> tuple[float, str]:
+    """How far the run is towards the stop rule that it is nearest to, and that rule in words."""
+    stop = config.stop
+    rules: list[tuple[float, str]] = []
+    if stop.reward is not None and stop.reward > 0 and row.get("return_mean") is not None:
+        rules.append((max(0.0, row["return_mean"] / stop.reward), f"return {stop.reward:g}"))
+    if stop.steps is not None:
+        rules.append((row["steps"] / stop.steps, f"{stop.steps:,} steps"))
+    if stop.iterations is not None:
+        rules.append((row["iteration"] / stop.iterations, f"{stop.iterations:,} iterations"))
+    if stop.seconds is not None:
+        rules.append((row["seconds"] / stop.seconds, format_duration(stop.seconds)))
+    done, rule = max(rules, default=(0.0, "no stop rule"))
+    return min(1.0, done), rule
+
+
+def remaining_seconds(config: RunConfig, row: dict[str, Any], rate: float) -> float | None:
+    """Seconds until the first of the rules that can be foretold; a return cannot."""
+    stop, guesses = config.stop, []
+    if stop.steps is not None and rate > 0:
+        guesses.append((stop.steps - row["steps"]) / rate)
+    if stop.seconds is not None:
+        guesses.append(stop.seconds - row["seconds"])
+    if stop.iterations is not None and row["iteration"]:
+        guesses.append((stop.iterations - row["iteration"]) * row["seconds"] / row["iteration"])
+    return max(0.0, min(guesses)) if guesses else None
+
+
+def progress_line(row: dict[str, Any], rate: float) -> str:
+    """One line for a log."""
+    shares = " ".join(f"{label} {row[name]:.0%}" for name, label in PHASES.items() if name in row)
+    return (
+        f"{format_duration(row['seconds']):>8}  {row['steps']:>11,} steps  return {_figure(row.get('return_mean'))}  "
+        f"{rate:,.0f} steps/s  {shares}"
+    )
+
+
+def closing_lines(summary: dict[str, Any]) -> list[str]:
+    """How it ended and what can be done next."""
+    run = summary["run"]
+    return [
+        f"{REASONS[summary['stop_reason']]}: return {_figure(summary['return_mean'])} after {summary['steps']:,} steps, "
+        f"{summary['episodes']:,} episodes, {format_duration(summary['seconds'])} "
+        f"({summary['steps_per_second']:,.0f} steps/s)",
+        f"run directory: {run}",
+        f"next: fever {'resume' if summary['stop_reason'] == 'interrupted' else 'eval'} {run}",
+    ]
+
+
+def sparkline(values: list[float], width: int = 24) -> str:
+    """The course of a metric in one line of characters."""
+    if len(values) < 2:
+        return ""
+    picks = [values[round(place * (len(values) - 1) / (width - 1))] for place in range(width)]
+    low, high = min(picks), max(picks)
+    return "".join("▁▂▃▄▅▆▇█"[int((value - low) / (high - low or 1) * 7)] for value in picks)
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.1f}"
+
+
+def make_display(kind: str, to_stderr: bool = False) -> Display:
+    """`auto` (live on a terminal, lines elsewhere), or `quiet`."""
+    if kind == "quiet":
+        return QuietDisplay()
+    from rich.console import Console
+
+    console = Console(stderr=to_stderr)
+    return LiveDisplay(console) if console.is_terminal else PlainDisplay(console)

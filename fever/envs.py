@@ -1,0 +1,385 @@
+"""Environments: from a name to a batch of N of them with one step contract.
+
+`EnvSource` says which environment; `make_envs` makes N of them as one `Envs`: natively vectorised where the
+environment has that, otherwise a plain loop in this process (Gymnasium's SyncVectorEnv spends 40 % on copies).
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from fever.errors import ContractError, FeverError
+from fever.policy.spaces import Description, describe, encode, native_shape
+
+EXTRAS = {"mujoco": "mujoco", "box2d": "box2d", "Box2D": "box2d", "pygame": "render", "ale_py": "atari"}
+
+
+@dataclass(frozen=True)
+class EnvSource:
+    """Which environment: an id, "module:Name", a class or a factory function, and the arguments for it."""
+
+    target: str | Callable[..., Any]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What is written into configurations and messages; `EnvSource(name)` finds it again if it can be imported."""
+        if isinstance(self.target, str):
+            return self.target
+        return f"{self.target.__module__}:{self.target.__qualname__}"
+
+    def resolve(self) -> tuple[Callable[..., Any] | None, gym.envs.registration.EnvSpec | None]:
+        """Either a class or factory, or the specification of a registered id."""
+        if not isinstance(self.target, str):
+            return self.target, None
+        module, _, name = self.target.rpartition(":")
+        if module and not re.search(r"-v\d+$", name):
+            return _import_attribute(module, name), None
+        if module:
+            _import_module(module)
+        if name not in gym.registry:
+            raise FeverError(_unknown_environment(name))
+        return None, gym.spec(name)
+
+    @property
+    def reward_threshold(self) -> float | None:
+        """The return at which this environment counts as solved, where its registration states one."""
+        _, spec = self.resolve()
+        return spec.reward_threshold if spec is not None else None
+
+
+@dataclass(frozen=True)
+class EnvContext:
+    """Where an environment runs; constructors that name these arguments get them."""
+
+    worker_index: int = 0  # 0 in this process and for the first worker
+    workdir: Path | None = None  # parent of the private folder of every environment
+    render_mode: str | None = None
+
+
+class Step(NamedTuple):
+    """What one step of N environments gave.
+
+    `observations` are what the next action is chosen from. Where an episode ended and the environment was reset in
+    the same step, its last observation is in `final`, otherwise the next row is a phantom (see `Envs.next_step`).
+    """
+
+    observations: np.ndarray  # encoded [N, ...]
+    rewards: np.ndarray  # [N]
+    terminated: np.ndarray  # [N] bool
+    truncated: np.ndarray  # [N] bool
+    final: dict[int, np.ndarray]  # index -> encoded last observation of the episode that ended
+    infos: dict[int, dict[str, Any]]  # index -> the last info of the episode that ended
+
+
+class Envs(Protocol):
+    """N environments stepped together."""
+
+    count: int
+    observation: Description
+    action: Description
+    next_step: bool  # True: after an episode's end the next step ignores its action and returns the reset observation
+
+    def reset(self, seeds: list[int]) -> np.ndarray: ...
+    def step(self, actions: np.ndarray) -> Step: ...
+    def close(self) -> None: ...
+
+
+class LoopEnvs:
+    """N ordinary environments in a loop, each reset in the step that ended its episode."""
+
+    next_step = False
+
+    def __init__(self, source: EnvSource, count: int, context: EnvContext) -> None:
+        self.name, self.count = source.name, count
+        self.envs: list[gym.Env] = []
+        try:
+            for index in range(count):
+                self.envs.append(make_env(source, context, index))
+        except BaseException:
+            self.close()
+            raise
+        self.observation = describe_space(self.name, "observation", self.envs[0].observation_space)
+        self.action = describe_space(self.name, "action", self.envs[0].action_space)
+        self.steps = 0
+
+    def reset(self, seeds: list[int]) -> np.ndarray:
+        return self._encode([self._reset(env, seed) for env, seed in zip(self.envs, seeds, strict=True)])
+
+    def _reset(self, env: gym.Env, seed: int | None = None) -> Any:
+        result = env.reset(seed=seed)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise self._broken("reset() must return an observation and an info dictionary")
+        return result[0]
+
+    def step(self, actions: np.ndarray) -> Step:
+        count = self.count
+        observations: list[Any] = []
+        rewards = np.empty(count, np.float32)
+        terminated, truncated = np.zeros(count, bool), np.zeros(count, bool)
+        final: dict[int, np.ndarray] = {}
+        infos: dict[int, dict[str, Any]] = {}
+        self.steps += 1
+        for index, env in enumerate(self.envs):
+            result = env.step(actions[index])
+            try:
+                observation, reward, ended, cut, info = result
+                rewards[index] = reward
+            except (TypeError, ValueError) as error:
+                raise self._broken(
+                    "step() must return observation, reward (a number), terminated, truncated and info", index
+                ) from error
+            if ended or cut:
+                terminated[index], truncated[index] = ended, cut
+                final[index] = self._encode([observation], index)[0]
+                infos[index] = info
+                observation = self._reset(env)
+            observations.append(observation)
+        return Step(self._encode(observations), rewards, terminated, truncated, final, infos)
+
+    def _encode(self, observations: list[Any], only: int | None = None) -> np.ndarray:
+        try:
+            return encode(self.observation, _stack(self.observation, observations))
+        except ValueError as error:
+            for index, observation in enumerate(observations):
+                try:
+                    encode(self.observation, _stack(self.observation, [observation]))
+                except ValueError as found:
+                    raise self._broken(str(found), index if only is None else only) from error
+            raise
+
+    def _broken(self, what: str, index: int = 0) -> ContractError:
+        return ContractError(f"{self.name} breaks its contract at step {self.steps} of environment {index}: {what}")
+
+    def close(self) -> None:
+        close_all(self.envs)
+
+
+class NativeEnvs:
+    """A natively vectorised environment, in whichever of Gymnasium's two autoreset modes it has."""
+
+    def __init__(self, source: EnvSource, count: int, context: EnvContext) -> None:
+        self.name, self.count = source.name, count
+        self.env = make_vector_env(source, count, context)
+        mode = self.env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
+        if mode == AutoresetMode.DISABLED:
+            self.env.close()
+            raise FeverError(f"{self.name} has autoreset disabled; make it with NEXT_STEP or SAME_STEP")
+        self.next_step = mode == AutoresetMode.NEXT_STEP
+        self.observation = describe_space(self.name, "observation", self.env.single_observation_space)
+        self.action = describe_space(self.name, "action", self.env.single_action_space)
+        self.steps = 0
+
+    def reset(self, seeds: list[int]) -> np.ndarray:
+        return self._encode(self.env.reset(seed=seeds[0])[0])
+
+    def step(self, actions: np.ndarray) -> Step:
+        self.steps += 1
+        observations, rewards, terminated, truncated, info = self.env.step(actions)
+        final: dict[int, np.ndarray] = {}
+        infos: dict[int, dict[str, Any]] = {}
+        ended = np.flatnonzero(terminated | truncated)
+        if len(ended):
+            ending = info if self.next_step else info.get("final_info", {})
+            for index in ended.tolist():
+                infos[index] = _info_of(ending, index)
+                if not self.next_step:
+                    last = _stack(self.observation, [info["final_obs"][index]])
+                    final[index] = self._encode(last)[0]
+        return Step(self._encode(observations), np.asarray(rewards, np.float32), terminated, truncated, final, infos)
+
+    def _encode(self, observations: Any) -> np.ndarray:
+        try:
+            return encode(self.observation, observations)
+        except ValueError as error:
+            raise ContractError(f"{self.name} breaks its contract at step {self.steps}: {error}") from error
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def make_envs(source: EnvSource, count: int, context: EnvContext) -> Envs:
+    """Make N environments, natively vectorised if the source has that."""
+    factory, spec = source.resolve()
+    native = spec.vector_entry_point is not None if spec is not None else _is_vector_class(factory)
+    return NativeEnvs(source, count, context) if native else LoopEnvs(source, count, context)
+
+
+def make_env(source: EnvSource, context: EnvContext, index: int = 0) -> gym.Env:
+    """Make one ordinary environment; the caller closes it."""
+    factory, spec = source.resolve()
+    if spec is not None:
+        entry = spec.entry_point
+        constructor = gym.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
+        arguments = {**source.kwargs, **_context_arguments(constructor, context, index)}
+        if context.render_mode is not None:
+            arguments["render_mode"] = context.render_mode
+        return _construct(source, lambda: gym.make(spec, disable_env_checker=True, **arguments))
+    assert factory is not None
+    arguments = {**source.kwargs, **_context_arguments(factory, context, index)}
+    if context.render_mode is not None and "render_mode" in _parameters(factory):
+        arguments["render_mode"] = context.render_mode
+    env = _construct(source, lambda: factory(**arguments))
+    if not hasattr(env, "observation_space") or not hasattr(env, "action_space"):
+        raise FeverError(f"{source.name} made a {type(env).__name__}, which has no observation_space and action_space")
+    return env
+
+
+def make_vector_env(source: EnvSource, count: int, context: EnvContext) -> VectorEnv:
+    """Make a natively vectorised environment; the caller closes it."""
+    factory, spec = source.resolve()
+    if spec is not None:
+        return _construct(
+            source,
+            lambda: gym.make_vec(spec, num_envs=count, vectorization_mode="vector_entry_point", **source.kwargs),
+        )
+    assert factory is not None
+    arguments = {**source.kwargs, **_context_arguments(factory, context, 0)}
+    return _construct(source, lambda: factory(num_envs=count, **arguments))
+
+
+def describe_space(name: str, which: str, space: Any) -> Description:
+    """Describe one space of an environment, or say in one sentence why it cannot be used."""
+    try:
+        return describe(space)
+    except ValueError as error:
+        raise FeverError(f"{name} cannot be trained on: its {which} space: {error}") from error
+
+
+def close_all(envs: list[gym.Env]) -> None:
+    """Close every environment, even if one of them fails to; the first failure is raised at the end."""
+    failure: Exception | None = None
+    for env in envs:
+        try:
+            env.close()
+        except Exception as error:  # noqa: BLE001 - a user's close() may raise anything; the others must still close
+            failure = failure or error
+    envs.clear()
+    if failure is not None:
+        raise failure
+
+
+def _construct(source: EnvSource, make: Callable[[], Any]) -> Any:
+    """Call a constructor; a wrong argument or a missing package becomes one sentence."""
+    try:
+        return make()
+    except (ImportError, gym.error.DependencyNotInstalled) as error:
+        raise FeverError(_missing_package(source.name, error)) from error
+    except TypeError as error:
+        if "argument" not in str(error):
+            raise
+        raise FeverError(f"{source.name} cannot be made with the arguments {source.kwargs}: {error}") from error
+    except gym.error.Error as error:
+        raise FeverError(f"{source.name} cannot be made: {error}") from error
+
+
+def _missing_package(name: str, error: Exception) -> str:
+    text = str(error).strip().rstrip(".")
+    for word, extra in EXTRAS.items():
+        if word in text:
+            return f'{name} needs a package that is not installed; install it with: pip install "fever[{extra}]"'
+    return f"{name} needs a package that is not installed: {text}"
+
+
+def _unknown_environment(name: str) -> str:
+    if name.startswith("ALE/") and not any(known.startswith("ALE/") for known in gym.registry):
+        return f'{name} needs the Atari environments; install them with: pip install "fever[atari]"'
+    lowered = {known.lower(): known for known in gym.registry}
+    close = [lowered[match] for match in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.5)]
+    same = [known for known in gym.registry if known.lower().rpartition("-v")[0] == name.lower().rpartition("-v")[0]]
+    names = list(dict.fromkeys(same[::-1] + close))[:3]
+    hint = f"; did you mean {' or '.join(names)}?" if names else ""
+    return f'there is no environment {name}{hint} (an environment of your own is written as "module:Name")'
+
+
+def _import_module(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
+            raise FeverError(
+                f"there is no module {module} here; start fever in the folder that has it, or install it"
+            ) from error
+        raise FeverError(f"module {module} cannot be imported: {error}") from error
+
+
+def _import_attribute(module: str, name: str) -> Callable[..., Any]:
+    found = _import_module(module)
+    try:
+        for part in name.split("."):
+            found = getattr(found, part)
+    except AttributeError as error:
+        names = [key for key, value in vars(_import_module(module)).items() if callable(value) and key[0] != "_"]
+        close = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
+        hint = f"; did you mean {' or '.join(close)}?" if close else ""
+        raise FeverError(f"module {module} has no {name}{hint}") from error
+    if not callable(found):
+        raise FeverError(f"{module}:{name} is neither a class nor a factory function")
+    return found
+
+
+def _is_vector_class(factory: Any) -> bool:
+    return inspect.isclass(factory) and issubclass(factory, VectorEnv)
+
+
+def _parameters(constructor: Any) -> set[str]:
+    try:
+        return set(inspect.signature(constructor).parameters)
+    except (TypeError, ValueError):  # a constructor written in C has no signature
+        return set()
+
+
+def _context_arguments(constructor: Any, context: EnvContext, index: int) -> dict[str, Any]:
+    """The arguments that this constructor names, out of worker_index, env_index and workdir."""
+    wanted = _parameters(constructor)
+    arguments: dict[str, Any] = {}
+    if "worker_index" in wanted:
+        arguments["worker_index"] = context.worker_index
+    if "env_index" in wanted:
+        arguments["env_index"] = index
+    if "workdir" in wanted and context.workdir is not None:
+        folder = context.workdir / f"worker-{context.worker_index}-env-{index}"
+        folder.mkdir(parents=True, exist_ok=True)
+        arguments["workdir"] = folder
+    return arguments
+
+
+def _stack(description: Description, observations: list[Any]) -> Any:
+    """A list of N single observations to one batch with a leading axis N on every leaf."""
+    try:
+        if description["type"] == "dict":
+            parts = description["spaces"].items()
+            return {key: _stack(part, [item[key] for item in observations]) for key, part in parts}
+        if description["type"] == "tuple":
+            return tuple(
+                _stack(part, [item[place] for item in observations]) for place, part in enumerate(description["spaces"])
+            )
+        return np.array(observations)
+    except (KeyError, IndexError, TypeError) as error:
+        raise ValueError(f"the observation lacks a part: {error}") from error
+    except ValueError as error:
+        shapes = sorted({np.shape(item) for item in observations})
+        raise ValueError(f"the observation has shape {shapes[0]} and {native_shape(description)} is right") from error
+
+
+def _info_of(infos: dict[str, Any], index: int) -> dict[str, Any]:
+    """One environment's entries out of a vector environment's dictionary of arrays."""
+    row: dict[str, Any] = {}
+    for key, value in infos.items():
+        if key.startswith("_") or key in ("final_obs", "final_info"):
+            continue
+        present = infos.get(f"_{key}")
+        if isinstance(value, np.ndarray) and len(value) > index and (present is None or present[index]):
+            row[key] = value[index]
+    return row

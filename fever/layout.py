@@ -1,0 +1,57 @@
+"""`--workers auto`: time the environment and decide whether sampler processes would pay."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+
+import numpy as np
+
+from fever.envs import Envs
+from fever.policy import distribution_for
+
+PROBE_SECONDS = 0.5
+CHEAP_STEP = 200e-6  # seconds; below it one process is fastest: the learner and the transfer cost more than the steps
+WAITING_SHARE = 0.5  # an environment that uses less than this share of its time for computing mostly waits
+MOST_PER_CORE = 8  # workers on a core, for environments that wait
+
+
+def choose_workers(envs: Envs) -> tuple[int, str]:
+    """The number of workers for this environment on this machine, and why."""
+    step, computing = time_steps(envs)
+    cores = available_cores()
+    cost = f"a step takes {step * 1e6:.0f} us" if step < 1e-3 else f"a step takes {step * 1e3:.1f} ms"
+    if step < CHEAP_STEP:
+        return 0, f"{cost}, so one process is fastest"
+    if computing < WAITING_SHARE:
+        workers = min(MOST_PER_CORE, max(1, round(1 / max(computing, 1e-3)))) * cores
+        return workers, f"{cost} and waits {1 - computing:.0%} of that, so {workers} workers share {cores} cores"
+    if cores == 1:
+        return 0, f"{cost}, but there is one core only"
+    return cores, f"{cost}, so every one of the {cores} cores gets a worker"
+
+
+def time_steps(envs: Envs) -> tuple[float, float]:
+    """Seconds per step of one environment with random actions, and the share of them in which this machine computed."""
+    distribution = distribution_for(envs.action)
+    rng = np.random.default_rng(0)
+    envs.reset([0] * envs.count)
+    wall, cpu, steps = time.perf_counter(), _cpu_seconds(), 0
+    while steps < 5 or (time.perf_counter() - wall < PROBE_SECONDS and steps < 2000):
+        parameters = np.zeros((envs.count, distribution.outputs), np.float32)
+        envs.step(distribution.to_env(distribution.sample(parameters, distribution.noise(rng, (envs.count,)))))
+        steps += envs.count
+    elapsed = time.perf_counter() - wall
+    return elapsed / steps, min(1.0, (_cpu_seconds() - cpu) / elapsed)
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def _cpu_seconds() -> float:
+    """Computing time of this process and of the finished ones that it started (simulators)."""
+    usages = (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)

@@ -1,0 +1,186 @@
+"""Networks as pure functions of a flat dictionary of weights, for NumPy and JAX alike (`xp`).
+
+    observation -> [normalise] -> [convolutions] -> [LSTM or GRU] -> policy head
+                                                                 \\-> value head
+
+Without images and recurrence the two heads are separate multilayer perceptrons that share nothing. Shapes: N is the
+number of environments, T of time steps, F of features, S of recurrent state (0 for a policy without memory).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Params = dict[str, Any]
+
+NORMALISED_LIMIT = 10.0  # normalised observations are clipped to this many standard deviations, as in VecNormalize
+
+
+@dataclass(frozen=True)
+class Network:
+    """The shape of a policy and value network; holds no weights."""
+
+    input_shape: tuple[int, ...]  # of one encoded observation: [size] or [H, W, C]
+    input_dtype: str  # "float32", or "uint8": scaled by 1/255
+    outputs: int  # width of the action distribution's parameters
+    hidden: tuple[int, ...]  # layers of each head
+    activation: str = "tanh"  # of the heads: "tanh" or "relu"
+    log_std: float | None = None  # initial log standard deviation; None for categorical actions
+    convolutions: tuple[tuple[int, int, int], ...] = ()  # (filters, kernel, stride), kernel a multiple of stride
+    convolution_features: int = 512  # width of the dense layer after the convolutions
+    recurrent: str = "none"  # "none", "lstm" or "gru"
+    recurrent_size: int = 128
+
+    @property
+    def state_size(self) -> int:
+        """S, the width of the recurrent state of one environment."""
+        return {"none": 0, "gru": 1, "lstm": 2}[self.recurrent] * self.recurrent_size
+
+    def init(self, rng: np.random.Generator) -> Params:
+        """Draw weights: orthogonal, gain sqrt(2), 0.01 for the policy's and 1 for the value's last layer."""
+        params: Params = {}
+
+        def dense(name: str, inputs: int, outputs: int, gain: float) -> None:
+            params[f"{name}/w"] = orthogonal(rng, inputs, outputs, gain)
+            params[f"{name}/b"] = np.zeros(outputs, np.float32)
+
+        width = self.input_shape[-1]
+        if self.convolutions:
+            height, length = self.input_shape[:2]
+            for index, (filters, kernel, stride) in enumerate(self.convolutions):
+                dense(f"conv{index}", kernel * kernel * width, filters, math.sqrt(2))
+                height, length, width = (height - kernel) // stride + 1, (length - kernel) // stride + 1, filters
+            dense("features", height * length * width, self.convolution_features, math.sqrt(2))
+            width = self.convolution_features
+        if self.recurrent != "none":
+            gates = {"gru": 3, "lstm": 4}[self.recurrent]
+            for name, inputs in (("x", width), ("h", self.recurrent_size)):
+                blocks = [orthogonal(rng, inputs, self.recurrent_size, 1.0) for _ in range(gates)]
+                params[f"core/{name}"] = np.concatenate(blocks, axis=1)
+            params["core/b"] = np.zeros(gates * self.recurrent_size, np.float32)
+            width = self.recurrent_size
+        means = self.outputs if self.log_std is None else self.outputs // 2
+        for head, outputs, gain in (("policy", means, 0.01), ("value", 1, 1.0)):
+            sizes = [width, *self.hidden]
+            for index, (inputs, layer) in enumerate(zip(sizes, sizes[1:], strict=False)):
+                dense(f"{head}{index}", inputs, layer, math.sqrt(2))
+            dense(head, sizes[-1], outputs, gain)
+        if self.log_std is not None:
+            params["policy/log_std"] = np.full(means, self.log_std, np.float32)
+        return params
+
+    def initial_state(self, count: int) -> np.ndarray:
+        """Zeros `[N, S]`."""
+        return np.zeros((count, self.state_size), np.float32)
+
+    def act(self, params: Params, observations: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """One step with NumPy: `[N, ...]` and `[N, S]` to distribution parameters `[N, outputs]` and the next state."""
+        features, state = self.step(params, self.features(params, observations), state)
+        return self.policy(params, features), state
+
+    def values(self, params: Params, observations: np.ndarray, state: np.ndarray) -> np.ndarray:
+        """Values `[N]` with NumPy, of observations reached with this recurrent state."""
+        features, _ = self.step(params, self.features(params, observations), state)
+        return self.value(params, features)
+
+    def features(self, params: Params, x: Any, xp: Any = np) -> Any:
+        """Everything before the recurrent core, `[N, ...]` to `[N, F]`."""
+        if self.input_dtype == "uint8":
+            x = x.astype(xp.float32) * np.float32(1 / 255)
+        if "observation/mean" in params:
+            x = (x - params["observation/mean"]) / params["observation/std"]
+            x = x.clip(-NORMALISED_LIMIT, NORMALISED_LIMIT)
+        if self.convolutions:
+            for index, (_, kernel, stride) in enumerate(self.convolutions):
+                x = convolve(x, params[f"conv{index}/w"], params[f"conv{index}/b"], kernel, stride, xp)
+                x = xp.maximum(x, 0)
+            x = xp.maximum(x.reshape(len(x), -1) @ params["features/w"] + params["features/b"], 0)
+        return x
+
+    def step(self, params: Params, features: Any, state: Any, xp: Any = np) -> tuple[Any, Any]:
+        """The recurrent core for one time step, `[N, F]` and `[N, S]`; without one, both come back as they are."""
+        if self.recurrent == "none":
+            return features, state
+        size = self.recurrent_size
+        hidden = state[:, :size]
+        x = features @ params["core/x"] + params["core/b"]
+        h = hidden @ params["core/h"]
+        if self.recurrent == "gru":
+            gates = sigmoid(x[:, : 2 * size] + h[:, : 2 * size], xp)
+            candidate = xp.tanh(x[:, 2 * size :] + gates[:, :size] * h[:, 2 * size :])
+            hidden = candidate + gates[:, size:] * (hidden - candidate)
+            return hidden, hidden
+        x = x + h
+        gates = sigmoid(x[:, : 3 * size], xp)  # input, forget, output
+        cell = gates[:, size : 2 * size] * state[:, size:] + gates[:, :size] * xp.tanh(x[:, 3 * size :])
+        hidden = gates[:, 2 * size :] * xp.tanh(cell)
+        return hidden, xp.concatenate([hidden, cell], axis=1)
+
+    def unroll(self, params: Params, observations: Any, state: Any, first: Any) -> Any:
+        """JAX only. Features of whole sequences: `[T, N, ...]`, the state `[N, S]` before the first row, and `first`
+        `[T, N]`, true where an episode begins (the state is zeroed there). Returns `[T, N, F]`."""
+        import jax
+        import jax.numpy as jnp
+
+        time, count = observations.shape[:2]
+        features = self.features(params, observations.reshape(time * count, *observations.shape[2:]), jnp)
+        features = features.reshape(time, count, -1)
+        if self.recurrent == "none":
+            return features
+
+        def step(state: Any, row: Any) -> Any:
+            features, first = row
+            features, state = self.step(params, features, jnp.where(first[:, None], 0.0, state), jnp)
+            return state, features
+
+        return jax.lax.scan(step, state, (features, first))[1]
+
+    def policy(self, params: Params, features: Any, xp: Any = np) -> Any:
+        """Distribution parameters `[..., outputs]`."""
+        outputs = self._head(params, "policy", features, xp)
+        if self.log_std is None:
+            return outputs
+        return xp.concatenate([outputs, xp.broadcast_to(params["policy/log_std"], outputs.shape)], axis=-1)
+
+    def value(self, params: Params, features: Any, xp: Any = np) -> Any:
+        """Values `[...]`."""
+        return self._head(params, "value", features, xp)[..., 0]
+
+    def _head(self, params: Params, name: str, x: Any, xp: Any) -> Any:
+        for index in range(len(self.hidden)):
+            x = x @ params[f"{name}{index}/w"] + params[f"{name}{index}/b"]
+            x = xp.tanh(x) if self.activation == "tanh" else xp.maximum(x, 0)
+        return x @ params[f"{name}/w"] + params[f"{name}/b"]
+
+
+def convolve(x: Any, weights: Any, bias: Any, kernel: int, stride: int, xp: Any = np) -> Any:
+    """A convolution without padding as patches times a matrix, `[N, H, W, C]` to `[N, H', W', filters]`.
+
+    The image is folded into stride x stride blocks first, so that a patch is (kernel/stride)^2 slices instead of
+    kernel^2. On a CPU this runs several times faster in NumPy, and trains faster in XLA, than a library convolution.
+    """
+    count, height, width, channels = x.shape
+    rows, columns, reach = (height - kernel) // stride + 1, (width - kernel) // stride + 1, kernel // stride
+    if stride > 1:
+        down, across = rows + reach - 1, columns + reach - 1
+        x = x[:, : down * stride, : across * stride].reshape(count, down, stride, across, stride, channels)
+        x = x.transpose(0, 1, 3, 2, 4, 5).reshape(count, down, across, stride * stride * channels)
+    patches = [x[:, i : i + rows, j : j + columns] for i in range(reach) for j in range(reach)]
+    return xp.concatenate(patches, axis=-1) @ weights + bias
+
+
+def sigmoid(x: Any, xp: Any) -> Any:
+    """The logistic function, written so that it never overflows."""
+    return 0.5 * (xp.tanh(0.5 * x) + 1)
+
+
+def orthogonal(rng: np.random.Generator, inputs: int, outputs: int, gain: float) -> np.ndarray:
+    """A float32 `[inputs, outputs]` matrix with orthogonal rows or columns (Saxe et al. 2014)."""
+    matrix = rng.standard_normal((max(inputs, outputs), min(inputs, outputs)))
+    q, r = np.linalg.qr(matrix)
+    q = q * np.sign(np.diag(r))
+    return np.ascontiguousarray(gain * (q if inputs >= outputs else q.T), np.float32)

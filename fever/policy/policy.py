@@ -1,0 +1,88 @@
+"""A trained policy: weights, network and spaces together; acts with NumPy alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .distributions import distribution_for
+from .networks import Network, Params
+from .spaces import Description, encode, encoded_shape
+
+
+class Policy:
+    """Acts on raw observations of one environment or of a batch.
+
+    A policy with memory carries its state from call to call: call `reset()` when an episode begins.
+    """
+
+    def __init__(self, observation: Description, action: Description, network: Network, params: Params) -> None:
+        self.observation, self.action = observation, action
+        self.network, self.params = network, params
+        self.distribution = distribution_for(action)
+        self.rng = np.random.default_rng(0)
+        self._state: np.ndarray | None = None
+
+    def reset(self) -> None:
+        """Forget: the next `act` begins new episodes."""
+        self._state = None
+
+    def act(self, observation: Any, deterministic: bool = True) -> Any:
+        """One observation, as the environment gives it, to one action, as the environment takes it."""
+        return self.act_batch(_add_axis(self.observation, observation), deterministic)[0]
+
+    def act_batch(self, observations: Any, deterministic: bool = True) -> np.ndarray:
+        """A batch of observations (a leading axis N on every leaf) to a batch of actions."""
+        return self.act_encoded(encode(self.observation, observations), None, deterministic)
+
+    def act_encoded(self, encoded: np.ndarray, first: np.ndarray | None, deterministic: bool) -> np.ndarray:
+        """Encoded observations `[N, ...]` to actions; `first` `[N]` marks the rows where an episode begins."""
+        if self._state is None or len(self._state) != len(encoded):
+            self._state = self.network.initial_state(len(encoded))
+        if first is not None:
+            self._state = np.where(first[:, None], np.float32(0), self._state)
+        parameters, self._state = self.network.act(self.params, encoded, self._state)
+        if deterministic:
+            return self.distribution.to_env(self.distribution.mode(parameters))
+        noise = self.distribution.noise(self.rng, (len(encoded),))
+        return self.distribution.to_env(self.distribution.sample(parameters, noise))
+
+    def describe(self) -> dict[str, Any]:
+        """Everything but the weights, as JSON."""
+        return {"observation": self.observation, "action": self.action, "network": dataclasses.asdict(self.network)}
+
+    @classmethod
+    def from_description(cls, description: dict[str, Any], params: Params) -> Policy:
+        """The inverse of `describe`."""
+        fields = {key: _tuples(value) for key, value in description["network"].items()}
+        return cls(description["observation"], description["action"], Network(**fields), params)
+
+    @classmethod
+    def from_files(cls, folder: str | Path) -> Policy:
+        """Load an exported policy: `policy.json` and `weights.npz` in one folder."""
+        folder = Path(folder)
+        with np.load(folder / "weights.npz", allow_pickle=False) as weights:
+            return cls.from_description(json.loads((folder / "policy.json").read_text()), dict(weights))
+
+
+def network_for(observation: Description, action: Description, **settings: Any) -> Network:
+    """A network that fits a pair of spaces; `settings` are the remaining fields of `Network`."""
+    shape, dtype = encoded_shape(observation)
+    distribution = distribution_for(action)
+    return Network(input_shape=shape, input_dtype=str(dtype), outputs=distribution.outputs, **settings)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+def _add_axis(description: Description, observation: Any) -> Any:
+    if description["type"] == "dict":
+        return {key: _add_axis(part, observation[key]) for key, part in description["spaces"].items()}
+    if description["type"] == "tuple":
+        return tuple(_add_axis(part, item) for part, item in zip(description["spaces"], observation, strict=True))
+    return np.asarray(observation)[None]

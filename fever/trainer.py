@@ -1,0 +1,458 @@
+"""The one driver: builds run, algorithm and workers, then logs, saves and stops. The same for every algorithm."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fever.config import RunConfig, validate
+from fever.display import Display, QuietDisplay
+from fever.envs import EnvContext, EnvSource, make_envs
+from fever.errors import FeverError
+from fever.layout import choose_workers
+from fever.policy import Policy
+from fever.policy.spaces import Description
+from fever.run import WEIGHTS_PREFIX, Run
+from fever.sampler import SamplerSpec
+
+if TYPE_CHECKING:
+    from fever.algos import Algorithm, Iteration
+    from fever.workers import Workers
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished (or interrupted) training gives back."""
+
+    run: Run
+    policy: Policy
+    summary: dict[str, Any]  # the object that `--json` prints
+    curves: dict[str, np.ndarray]  # metric -> one number per iteration
+
+    @property
+    def stop_reason(self) -> str:
+        return self.summary["stop_reason"]
+
+    @property
+    def return_mean(self) -> float | None:
+        return self.summary["return_mean"]
+
+
+def train(config: RunConfig, source: EnvSource | None = None, display: Display | None = None) -> Result:
+    """Train from the beginning in a new run directory."""
+    return Trainer(config, source, display or QuietDisplay()).run()
+
+
+def resume(
+    run: Run, config: RunConfig, which: str = "last", source: EnvSource | None = None, display: Display | None = None
+) -> Result:
+    """Continue a run from a checkpoint, with its (possibly extended) configuration."""
+    return Trainer(config, source, display or QuietDisplay(), run, which).run()
+
+
+class Trainer:
+    """One training session, from an empty directory or from a checkpoint to a stop rule."""
+
+    def __init__(
+        self, config: RunConfig, source: EnvSource | None, display: Display, run: Run | None = None, which: str = "last"
+    ) -> None:
+        self.display = display
+        self.source = source or EnvSource(config.env, config.env_kwargs)
+        self.resuming, self.which = run, which
+        self.observation, self.action, config = self._probe(config)
+        self.config = config
+        self.algorithm = self._build()
+
+        self.iteration = self.episodes = self.generation = 0
+        self.seconds_before = 0.0
+        self.begin: float | None = None  # when the loop began,
+        self.end: float | None = None  # and when it ended
+        window = config.stop.window
+        self.returns: deque[float] = deque(maxlen=window)
+        self.lengths: deque[int] = deque(maxlen=window)
+
+    def _probe(self, config: RunConfig) -> tuple[Description, Description, RunConfig]:
+        """Make the environment once: learn its spaces, and its cost if the layout is to be chosen."""
+        self.display.message(f"environment {self.source.name}")
+        with tempfile.TemporaryDirectory(prefix="fever-") as folder:
+            envs = make_envs(self.source, 1, EnvContext(workdir=Path(folder)))
+            try:
+                if config.workers == "auto":
+                    workers, reason = choose_workers(envs)
+                    config = config.model_copy(update={"workers": workers})
+                    self.display.message(f"workers {workers}: {reason}")
+                spaces = envs.observation, envs.action
+            finally:
+                envs.close()
+        stop = config.stop.or_default(self.source.reward_threshold)
+        return *spaces, config.model_copy(update={"stop": stop, "env": self.source.name})
+
+    def _build(self) -> Algorithm:
+        """Build the algorithm; the first import of JAX happens here, on the device that was asked for."""
+        prepare_jax(self.config.device)
+        from fever.algos import Task, config_of, find_algorithm
+
+        config = self.config
+        settings = validate(config_of(config.algo), config.settings, config.algo)
+        self.config = config.model_copy(update={"settings": settings.model_dump(mode="json")})
+        assert isinstance(config.workers, int)
+        task = Task(
+            name=self.source.name,
+            observation=self.observation,
+            action=self.action,
+            envs=config.envs,
+            workers=config.workers,
+            seed=config.seed,
+            total_steps=config.stop.steps,
+        )
+        return find_algorithm(config.algo)(settings, task)
+
+    def run(self) -> Result:
+        """Train until a stop rule is met, a signal comes or something fails; leave a complete run directory."""
+        from fever.workers import make_workers
+
+        run = self.resuming or Run.create(self.config, facts())
+        workers: Workers | None = None
+        reason = "failed"
+        try:
+            run.lock()
+            with log_to_file(run.path / "log.txt"), Interrupts() as interrupts:
+                if self.resuming:
+                    self._restore(run)
+                    run.write_config(self.config)
+                logging.info("training %s with %s", self.source.name, self.config.algo)
+                assert isinstance(self.config.workers, int)
+                spec = SamplerSpec(
+                    source=self.source,
+                    network=self.algorithm.network,
+                    envs=self.config.envs,
+                    steps=self.algorithm.fragment_steps,
+                    gamma=self.algorithm.gamma,
+                    seed=self.config.seed,
+                    workdir=run.path.resolve() / "work",
+                )
+                if self.config.workers:
+                    self.display.message(f"starting Ray and {self.config.workers} workers")
+                workers = make_workers(spec, self.observation, self.action, self.config.workers, self.generation)
+                self.display.start(self.config, run.path)
+                (run.path / "summary.json").unlink(missing_ok=True)
+                try:
+                    reason = self._loop(run, workers, interrupts)
+                except KeyboardInterrupt:
+                    reason = "interrupted"
+                finally:
+                    self.end = time.perf_counter()
+                    if self.iteration:
+                        with interrupts.shield():
+                            self._save(run)
+        except KeyboardInterrupt:  # before the loop began
+            reason = "interrupted"
+        finally:
+            self._end(run, workers)
+        if not run.checkpoints():
+            run.discard()
+            raise KeyboardInterrupt
+        summary = self._summary(run, reason)
+        run.write_summary(summary)
+        self.display.finish(summary)
+        return Result(run, run.checkpoint().policy(), summary, run.curves())
+
+    def _end(self, run: Run, workers: Workers | None) -> None:
+        """Close everything; if an error is on its way, say how the run stands."""
+        error = sys.exc_info()[1]
+        self.display.stop()
+        try:
+            if workers is not None:
+                workers.close()
+        finally:
+            run.close()
+            if isinstance(error, Exception):
+                if self.resuming is None and self.iteration == 0:
+                    run.discard()
+                elif self.begin is not None:
+                    logging.getLogger("fever").error("%s", error)
+                    run.write_summary(self._summary(run, "failed") | {"error": str(error)})
+                    self.display.message(f"the last good checkpoint is kept; resume with: fever resume {run.path}")
+
+    def _loop(self, run: Run, workers: Workers, interrupts: Interrupts) -> str:
+        """Iterate until a stop rule is met; returns its name."""
+        self.begin = time.perf_counter()
+        saved = time.monotonic()
+        iterations = self.algorithm.train(workers)
+        reason = ""
+        while not reason:
+            began = time.perf_counter()
+            iteration = next(iterations)
+            with interrupts.shield():
+                row = self._record(run, iteration, time.perf_counter() - began, workers)
+                self.display.update(row)
+                reason = self._stop_reason()
+                if time.monotonic() - saved >= self.config.checkpoint_seconds and not reason:
+                    self._save(run)
+                    saved = time.monotonic()
+        return reason
+
+    def _record(self, run: Run, iteration: Iteration, wall: float, workers: Workers) -> dict[str, Any]:
+        """Count, and write what an iteration did into the run directory."""
+        self.iteration += 1
+        rows = []
+        for fragment in iteration.fragments:
+            for episode in fragment.episodes:
+                self.episodes += 1
+                self.returns.append(episode.total_reward)
+                self.lengths.append(episode.length)
+                rows.append({
+                    "episode": self.episodes, "steps": self.algorithm.steps, "return": episode.total_reward,
+                    "length": episode.length, "worker": fragment.worker_index, "env": episode.env_index,
+                    "info": episode.info,
+                })  # fmt: skip
+        if rows:
+            run.log_episodes(rows)
+        sampled = sum(fragment.steps for fragment in iteration.fragments)
+        row = {
+            "iteration": self.iteration,
+            "steps": self.algorithm.steps,
+            "episodes": self.episodes,
+            "seconds": round(self._seconds(), 4),
+            "steps_per_second": round(sampled / wall, 1),
+            **self._episode_statistics(),
+            **phase_shares(iteration, wall, workers.count),
+            "worker_restarts": workers.restarts,
+            **iteration.metrics,
+        }
+        run.log(row)
+        return row
+
+    def _episode_statistics(self) -> dict[str, float]:
+        if not self.returns:
+            return {}
+        returns = np.asarray(self.returns)
+        return {
+            "return_mean": float(returns.mean()),
+            "return_min": float(returns.min()),
+            "return_max": float(returns.max()),
+            "length_mean": float(np.mean(self.lengths)),
+        }
+
+    def _seconds(self) -> float:
+        if self.begin is None:
+            return self.seconds_before
+        return self.seconds_before + (self.end or time.perf_counter()) - self.begin
+
+    def _stop_reason(self) -> str:
+        """The name of the first stop rule that is met, or nothing."""
+        stop = self.config.stop
+        full = len(self.returns) == stop.window
+        if stop.reward is not None and full and np.mean(self.returns) >= stop.reward:
+            return "reward"
+        if stop.steps is not None and self.algorithm.steps >= stop.steps:
+            return "steps"
+        if stop.iterations is not None and self.iteration >= stop.iterations:
+            return "iterations"
+        if stop.seconds is not None and self._seconds() >= stop.seconds:
+            return "time"
+        return ""
+
+    def _save(self, run: Run) -> None:
+        state = self.algorithm.state()
+        weights = {WEIGHTS_PREFIX + name: value for name, value in self.algorithm.weights().items()}
+        policy = Policy(self.observation, self.action, self.algorithm.network, {})
+        score = float(np.mean(self.returns)) if len(self.returns) == self.returns.maxlen else None
+        manifest = {
+            "env": self.source.name,
+            "algo": self.config.algo,
+            "iteration": self.iteration,
+            "steps": self.algorithm.steps,
+            "score": score,
+            "policy": policy.describe(),
+            "algorithm": state.facts,
+            "trainer": {
+                "episodes": self.episodes, "seconds": self._seconds(), "generation": self.generation,
+                "returns": list(self.returns), "lengths": list(self.lengths),
+            },
+        }  # fmt: skip
+        run.save({**state.arrays, **weights}, manifest, self.config.checkpoint_keep)
+
+    def _restore(self, run: Run) -> None:
+        """Continue counters, optimiser, schedules, statistics and the learner's random stream from a checkpoint."""
+        from fever.algos import State
+
+        checkpoint = run.checkpoint(self.which)
+        check_spaces(checkpoint.manifest["policy"], self.observation, self.action, self.source.name, checkpoint.path)
+        network = Policy.from_description(checkpoint.manifest["policy"], {}).network
+        if network != self.algorithm.network:
+            raise FeverError(f"{checkpoint.path} has another network than the configuration of {run.path} asks for")
+        arrays = {k: v for k, v in checkpoint.arrays().items() if not k.startswith(WEIGHTS_PREFIX)}
+        self.algorithm.restore(State(arrays, checkpoint.manifest["algorithm"]))
+        kept = checkpoint.manifest["trainer"]
+        self.iteration, self.episodes = checkpoint.iteration, kept["episodes"]
+        self.seconds_before, self.generation = kept["seconds"], kept["generation"] + 1
+        self.returns.extend(kept["returns"])
+        self.lengths.extend(kept["lengths"])
+        reason = self._stop_reason()
+        if reason:
+            raise FeverError(f"{run.path} has met its stop rule ({reason}) already; raise it, for example --stop-steps")
+
+    def _summary(self, run: Run, reason: str) -> dict[str, Any]:
+        seconds = self._seconds()
+        statistics = self._episode_statistics()
+        return {
+            "run": str(run.path),
+            "env": self.source.name,
+            "algo": self.config.algo,
+            "workers": self.config.workers,
+            "envs": self.config.envs,
+            "seed": self.config.seed,
+            "iterations": self.iteration,
+            "steps": self.algorithm.steps,
+            "episodes": self.episodes,
+            "seconds": round(seconds, 3),
+            "steps_per_second": round(self.algorithm.steps / seconds, 1) if seconds else 0.0,
+            "return_mean": statistics.get("return_mean"),
+            "length_mean": statistics.get("length_mean"),
+            "stop_reason": reason,
+        }
+
+
+def phase_shares(iteration: Iteration, wall: float, workers: int) -> dict[str, float]:
+    """Where an iteration's wall time went, as shares of it: environment, inference, transfer and learning."""
+    width = max(1, workers)
+    env = sum(fragment.seconds["env"] for fragment in iteration.fragments) / width
+    busy = sum(fragment.seconds["total"] for fragment in iteration.fragments) / width
+    waiting = max(0.0, iteration.seconds["sample"] - busy)
+    shares = {
+        "time_env": env,
+        "time_inference": busy - env,
+        "time_transfer": iteration.seconds["transfer"] + waiting,
+        "time_learn": iteration.seconds["learn"],
+    }
+    return {name: round(seconds / wall, 4) for name, seconds in shares.items()}
+
+
+def check_spaces(policy: dict[str, Any], observation: Description, action: Description, name: str, path: Path) -> None:
+    """Refuse a checkpoint that was made for other spaces than this environment's."""
+    for which, has, wants in (
+        ("observation", policy["observation"], observation),
+        ("action", policy["action"], action),
+    ):
+        if has != wants:
+            raise FeverError(f"the checkpoint {path} was made for another {which} space than {name} has")
+
+
+def prepare_jax(device: str) -> None:
+    """Settings that JAX reads when it is first imported: no preallocation, the asked device, a cache of compilations."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if device == "cpu" or (device == "auto" and not Path("/dev/nvidia0").exists() and not Path("/dev/kfd").exists()):
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    import jax
+
+    if device == "gpu" and jax.default_backend() == "cpu":
+        raise FeverError('JAX sees no GPU here; install it with: pip install "jax[cuda12]", or leave --device out')
+
+
+def facts() -> dict[str, Any]:
+    """Versions, machine and git state, for the run directory."""
+    import platform
+    from importlib.metadata import version
+
+    from fever import __version__
+
+    packages = ("jax", "jaxlib", "optax", "numpy", "gymnasium", "ray")
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": sys.argv,
+        "fever": __version__,
+        "python": platform.python_version(),
+        "packages": {name: version(name) for name in packages},
+        "system": platform.platform(),
+        "cores": os.cpu_count(),
+        "git": git_state(),
+    }
+
+
+def git_state() -> dict[str, Any] | None:
+    """Commit and whether there were changes, of the folder where training was started."""
+    import subprocess
+
+    def git(*words: str) -> str:
+        command = ["git", *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+
+    try:
+        return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+@contextmanager
+def log_to_file(path: Path) -> Iterator[None]:
+    """Send log records and libraries' warnings to the run's log instead of the terminal."""
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")  # JAX's; Ray's children exec at once
+        logging.captureWarnings(True)
+        try:
+            yield
+        finally:
+            logging.captureWarnings(False)
+            root.removeHandler(handler)
+            root.setLevel(level)
+            handler.close()
+
+
+class Interrupts:
+    """Ctrl-C and SIGTERM raise KeyboardInterrupt at once, but inside `shield` only when it is left.
+
+    Between two iterations the state is whole, so sampling may be cut short anywhere and nothing is lost.
+    """
+
+    def __init__(self) -> None:
+        self.shielded = self.pending = False
+        self.previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: Any) -> None:
+        if self.shielded:
+            self.pending = True
+        else:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def shield(self) -> Iterator[None]:
+        self.shielded = True
+        try:
+            yield
+        finally:
+            self.shielded = False
+        if self.pending:
+            self.pending = False
+            raise KeyboardInterrupt

@@ -1,0 +1,204 @@
+"""The pool of samplers: one in this process, or many as Ray actors. Both give the same contract.
+
+An algorithm calls `broadcast` once and `collect(K)` once per iteration, and gets exactly K fragments made with those
+weights, whoever made them. A worker that dies is replaced and its fragment is made by whoever is free.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections import Counter
+from typing import Any, Protocol
+
+from fever.errors import TrainingError
+from fever.policy import Params
+from fever.policy.spaces import Description
+from fever.sampler import Fragment, Sampler, SamplerSpec
+
+DEATHS_ALLOWED = 5  # of one worker without a fragment in between, before the run gives up
+CLOSE_SECONDS = 10  # for environments to close in, before their worker is ended
+
+
+class Workers(Protocol):
+    """What an algorithm sees of the samplers."""
+
+    count: int  # 0: in this process
+    restarts: int  # workers replaced so far
+
+    def broadcast(self, params: Params) -> int:
+        """Make these the weights that act from now on; returns their version."""
+        ...
+
+    def collect(self, fragments: int) -> list[Fragment]:
+        """Exactly this many fragments, all made with the weights broadcast last, in a stable order."""
+        ...
+
+    def close(self) -> None:
+        """Close all environments and end all workers."""
+        ...
+
+
+class LocalWorkers:
+    """One sampler in this process."""
+
+    count = 0
+    restarts = 0
+
+    def __init__(self, spec: SamplerSpec, observation: Description, action: Description, generation: int = 0) -> None:
+        self.sampler = Sampler(spec.for_worker(0, generation), observation, action)
+        self.version = 0
+        self.params: Params = {}
+
+    def broadcast(self, params: Params) -> int:
+        self.params = params
+        self.version += 1
+        return self.version
+
+    def collect(self, fragments: int) -> list[Fragment]:
+        return [self.sampler.sample(self.params, self.version) for _ in range(fragments)]
+
+    def close(self) -> None:
+        self.sampler.close()
+
+
+class RayWorkers:
+    """Samplers as Ray actors, on this machine or all over a cluster."""
+
+    def __init__(
+        self, spec: SamplerSpec, observation: Description, action: Description, count: int, generation: int = 0
+    ) -> None:
+        self.started_ray = start_ray(count)
+        import ray
+
+        self.ray = ray
+        self.count, self.restarts, self.version = count, 0, 0
+        self.spec, self.spaces = spec, (observation, action)
+        self.generations = [generation] * count
+        self.deaths: Counter[int] = Counter()
+        self.params: Any = None
+        self.actors: list[Any] = []
+        try:
+            self.actors = [self._start(index) for index in range(count)]
+            ray.get([actor.ready.remote() for actor in self.actors])
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, index: int) -> Any:
+        """Start the actor of one worker; returns before it is ready."""
+        actor = self.ray.remote(SamplerActor).options(num_cpus=1, max_restarts=0, name=None)
+        spec = self.spec.for_worker(index, self.generations[index])
+        return actor.remote(spec, *self.spaces, [path for path in sys.path if path])
+
+    def broadcast(self, params: Params) -> int:
+        self.version += 1
+        self.params = self.ray.put(params)
+        return self.version
+
+    def collect(self, fragments: int) -> list[Fragment]:
+        made: list[tuple[int, int, Fragment]] = []  # worker, its how-manieth, fragment
+        pending: dict[Any, int] = {}
+        idle = list(range(self.count))
+        share: Counter[int] = Counter()
+        while len(made) < fragments:
+            while idle and len(made) + len(pending) < fragments:
+                index = idle.pop(0)
+                pending[self.actors[index].sample.remote(self.params, self.version)] = index
+            for reference in self.ray.wait(list(pending), num_returns=1)[0]:
+                index = pending.pop(reference)
+                try:
+                    fragment = self.ray.get(reference)
+                except (self.ray.exceptions.RayActorError, self.ray.exceptions.ObjectLostError) as error:
+                    self._replace(index, error)
+                else:
+                    self.deaths[index] = 0
+                    made.append((index, share[index], fragment))
+                    share[index] += 1
+                idle.append(index)
+        made.sort(key=lambda row: row[:2])
+        return [fragment for _, _, fragment in made]
+
+    def _replace(self, index: int, error: Exception) -> None:
+        """Start another actor in the place of one that died."""
+        self.restarts += 1
+        self.deaths[index] += 1
+        self.generations[index] += 1
+        if self.deaths[index] > DEATHS_ALLOWED:
+            reason = str(error).strip().splitlines()[-1]
+            raise TrainingError(f"worker {index} died {self.deaths[index]} times in a row; the last reason: {reason}")
+        self.actors[index] = self._start(index)
+
+    def close(self) -> None:
+        ray = self.ray
+        closing = [actor.close.remote() for actor in self.actors]
+        if closing:
+            ray.wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS)
+        for actor in self.actors:
+            ray.kill(actor)
+        self.actors = []
+        if self.started_ray:
+            ray.shutdown()
+
+
+class SamplerActor:
+    """What runs in a worker process. Made a Ray actor where it is started, so that this module need not import Ray."""
+
+    def __init__(
+        self, spec: SamplerSpec, observation: Description, action: Description, search_path: list[str]
+    ) -> None:
+        sys.path.extend(path for path in search_path if path not in sys.path)
+        self.sampler = Sampler(spec, observation, action)
+
+    def ready(self) -> bool:
+        return True
+
+    def sample(self, params: Params, version: int) -> Fragment:
+        return self.sampler.sample(params, version)
+
+    def facts(self) -> dict[str, Any]:
+        """For tests and `fever doctor`: what this process is."""
+        import resource
+
+        kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return {"pid": os.getpid(), "modules": sorted(sys.modules), "megabytes": kilobytes / 1024}
+
+    def close(self) -> None:
+        self.sampler.close()
+
+
+def start_ray(workers: int) -> bool:
+    """Start a private Ray on this machine, quiet and with a token of its own; False if one was started already."""
+    if "ray" not in sys.modules:  # Ray reads these once, when it is imported
+        for name, value in {
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_SCHEDULER_EVENTS": "0",
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        }.items():
+            os.environ.setdefault(name, value)
+    import ray
+
+    if ray.is_initialized():
+        return False
+    ray.init(
+        address="local",
+        num_cpus=max(workers, os.cpu_count() or 1),
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="error",
+        configure_logging=False,
+        runtime_env={"env_vars": {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}},
+    )
+    return True
+
+
+def make_workers(
+    spec: SamplerSpec, observation: Description, action: Description, count: int, generation: int = 0
+) -> Workers:
+    """The pool for a number of workers; 0 means this process and no Ray."""
+    if count == 0:
+        return LocalWorkers(spec, observation, action, generation)
+    return RayWorkers(spec, observation, action, count, generation)
