@@ -1,7 +1,7 @@
 """The whole configuration as frozen models: what YAML files, the command line and Python all load into.
 
-Every field is made with `setting(default, meaning, source)`: one line that says what it is, in which unit, and where its
-default comes from. `fever config ALGO` prints exactly these lines.
+Every field is made with `setting(default, meaning, source)`: one line that says what it is, in which unit, and where
+its default comes from. `fever config ALGO` prints exactly these lines.
 """
 
 from __future__ import annotations

@@ -213,8 +213,8 @@ def closing_lines(summary: dict[str, Any]) -> list[str]:
     """How it ended and what can be done next."""
     run = summary["run"]
     return [
-        f"{REASONS[summary['stop_reason']]}: return {_figure(summary['return_mean'])} after {summary['steps']:,} steps, "
-        f"{summary['episodes']:,} episodes, {format_duration(summary['seconds'])} "
+        f"{REASONS[summary['stop_reason']]}: return {_figure(summary['return_mean'])} after {summary['steps']:,} steps,"
+        f" {summary['episodes']:,} episodes, {format_duration(summary['seconds'])} "
         f"({summary['steps_per_second']:,.0f} steps/s)",
         f"run directory: {run}",
         f"next: fever {'resume' if summary['stop_reason'] == 'interrupted' else 'eval'} {run}",

@@ -221,12 +221,15 @@ def make_env(source: EnvSource, context: EnvContext, index: int = 0) -> gym.Env:
     factory, spec = source.resolve()
     if spec is not None:
         entry = spec.entry_point
-        constructor = gym.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
+        load = gym.envs.registration.load_env_creator
+        constructor = _construct(source, lambda: load(entry)) if isinstance(entry, str) else entry
+        _check_arguments(source, constructor)
         arguments = {**source.kwargs, **_context_arguments(constructor, context, index)}
         if context.render_mode is not None:
             arguments["render_mode"] = context.render_mode
         return _construct(source, lambda: gym.make(spec, disable_env_checker=True, **arguments))
     assert factory is not None
+    _check_arguments(source, factory)
     arguments = {**source.kwargs, **_context_arguments(factory, context, index)}
     if context.render_mode is not None and "render_mode" in _parameters(factory):
         arguments["render_mode"] = context.render_mode
@@ -240,6 +243,8 @@ def make_vector_env(source: EnvSource, count: int, context: EnvContext) -> Vecto
     """Make a natively vectorised environment; the caller closes it."""
     factory, spec = source.resolve()
     if spec is not None:
+        entry = spec.vector_entry_point
+        _check_arguments(source, gym.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry)
         return _construct(
             source,
             lambda: gym.make_vec(spec, num_envs=count, vectorization_mode="vector_entry_point", **source.kwargs),
@@ -270,6 +275,19 @@ def close_all(envs: list[gym.Env]) -> None:
         raise failure
 
 
+def _check_arguments(source: EnvSource, constructor: Any) -> None:
+    """Refuse arguments that a constructor does not have, before anything is made."""
+    try:
+        parameters = inspect.signature(constructor).parameters
+    except (TypeError, ValueError):  # a constructor written in C has no signature
+        return
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    for name in source.kwargs:
+        if name not in parameters:
+            raise FeverError(f"{source.name} has no argument {name}; it has: {', '.join(parameters) or 'none'}")
+
+
 def _construct(source: EnvSource, make: Callable[[], Any]) -> Any:
     """Call a constructor; a wrong argument or a missing package becomes one sentence."""
     try:
@@ -277,7 +295,7 @@ def _construct(source: EnvSource, make: Callable[[], Any]) -> Any:
     except (ImportError, gym.error.DependencyNotInstalled) as error:
         raise FeverError(_missing_package(source.name, error)) from error
     except TypeError as error:
-        if "argument" not in str(error):
+        if "missing" not in str(error):
             raise
         raise FeverError(f"{source.name} cannot be made with the arguments {source.kwargs}: {error}") from error
     except gym.error.Error as error:

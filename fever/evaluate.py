@@ -44,7 +44,7 @@ def source_of(run: Run) -> EnvSource:
 def evaluate(
     checkpoint: Checkpoint, source: EnvSource, episodes: int = 20, seed: int = 1_000_000, deterministic: bool = True
 ) -> Scores:
-    """Play episodes with frozen statistics. Every environment plays a fixed share, so short episodes are not favoured."""
+    """Play episodes with frozen statistics. Every environment has a fixed share, so short episodes are not favoured."""
     policy = checkpoint.policy()
     policy.rng = np.random.default_rng(seed)
     count = min(episodes, PARALLEL)

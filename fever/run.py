@@ -40,7 +40,7 @@ class Checkpoint:
         return self.manifest["score"]
 
     def arrays(self, prefix: str = "") -> dict[str, np.ndarray]:
-        """Read the arrays whose names begin with `prefix` (cut off); refuses a file whose hash is not the manifest's."""
+        """The arrays whose names begin with `prefix` (cut off); a file whose hash is not the manifest's is refused."""
         from safetensors import SafetensorError, safe_open
 
         for name, digest in self.manifest["sha256"].items():
@@ -49,7 +49,7 @@ class Checkpoint:
                 raise FeverError(f"the checkpoint is damaged: {file} is missing")
             if sha256(file) != digest:
                 raise FeverError(
-                    f"the checkpoint is damaged: {file} is not what was written; another one can be chosen with --checkpoint"
+                    f"the checkpoint is damaged: {file} is not what was written; --checkpoint chooses another one"
                 )
         try:
             with safe_open(self.path / "arrays.safetensors", framework="numpy") as file:
@@ -223,7 +223,7 @@ class Run:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         file = partial / "arrays.safetensors"
-        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, file)
+        save_file({name: np.array(array, order="C") for name, array in arrays.items()}, file)
         _flush_to_disk(file)
         manifest = {"format": FORMAT, **manifest, "sha256": {file.name: sha256(file)}}
         write_atomically(partial / "manifest.json", json.dumps(manifest, indent=2) + "\n")

@@ -73,8 +73,12 @@ class Trainer:
         self.display = display
         self.source = source or EnvSource(config.env, config.env_kwargs)
         self.resuming, self.which = run, which
-        self.observation, self.action, config = self._probe(config)
-        self.config = config
+        prepare_jax(config.device)  # before the first import of JAX, which an algorithm's module brings
+        from fever.algos import config_of
+
+        self.settings = validate(config_of(config.algo), config.settings, config.algo)
+        config = config.model_copy(update={"settings": self.settings.model_dump(mode="json")})
+        self.observation, self.action, self.config = self._probe(config)
         self.algorithm = self._build()
 
         self.iteration = self.episodes = self.generation = 0
@@ -87,7 +91,6 @@ class Trainer:
 
     def _probe(self, config: RunConfig) -> tuple[Description, Description, RunConfig]:
         """Make the environment once: learn its spaces, and its cost if the layout is to be chosen."""
-        self.display.message(f"environment {self.source.name}")
         with tempfile.TemporaryDirectory(prefix="fever-") as folder:
             envs = make_envs(self.source, 1, EnvContext(workdir=Path(folder)))
             try:
@@ -102,13 +105,10 @@ class Trainer:
         return *spaces, config.model_copy(update={"stop": stop, "env": self.source.name})
 
     def _build(self) -> Algorithm:
-        """Build the algorithm; the first import of JAX happens here, on the device that was asked for."""
-        prepare_jax(self.config.device)
-        from fever.algos import Task, config_of, find_algorithm
+        """Build the algorithm for the environment that was probed."""
+        from fever.algos import Task, find_algorithm
 
         config = self.config
-        settings = validate(config_of(config.algo), config.settings, config.algo)
-        self.config = config.model_copy(update={"settings": settings.model_dump(mode="json")})
         assert isinstance(config.workers, int)
         task = Task(
             name=self.source.name,
@@ -119,7 +119,7 @@ class Trainer:
             seed=config.seed,
             total_steps=config.stop.steps,
         )
-        return find_algorithm(config.algo)(settings, task)
+        return find_algorithm(config.algo)(self.settings, task)
 
     def run(self) -> Result:
         """Train until a stop rule is met, a signal comes or something fails; leave a complete run directory."""
@@ -354,7 +354,7 @@ def check_spaces(policy: dict[str, Any], observation: Description, action: Descr
 
 
 def prepare_jax(device: str) -> None:
-    """Settings that JAX reads when it is first imported: no preallocation, the asked device, a cache of compilations."""
+    """Settings that JAX reads when it is first imported: no preallocation, the device that was asked for."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if device == "cpu" or (device == "auto" and not Path("/dev/nvidia0").exists() and not Path("/dev/kfd").exists()):

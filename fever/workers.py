@@ -6,13 +6,14 @@ weights, whoever made them. A worker that dies is replaced and its fragment is m
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import sys
 from collections import Counter
 from typing import Any, Protocol
 
-from fever.errors import TrainingError
+from fever.errors import FeverError, TrainingError
 from fever.policy import Params
 from fever.policy.spaces import Description
 from fever.sampler import Fragment, Sampler, SamplerSpec
@@ -81,7 +82,7 @@ class RayWorkers:
         self.actors: list[Any] = []
         try:
             self.actors = [self._start(index) for index in range(count)]
-            ray.get([actor.ready.remote() for actor in self.actors])
+            self._get([actor.build.remote() for actor in self.actors])
         except BaseException:
             self.close()
             raise
@@ -91,6 +92,15 @@ class RayWorkers:
         actor = self.ray.remote(SamplerActor).options(num_cpus=1, max_restarts=0, name=None)
         spec = self.spec.for_worker(index, self.generations[index])
         return actor.remote(spec, *self.spaces, [path for path in sys.path if path])
+
+    def _get(self, references: Any) -> Any:
+        """`ray.get`, with a mistake of the user's as it was raised instead of a remote traceback."""
+        try:
+            return self.ray.get(references)
+        except self.ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, FeverError):
+                raise error.cause from None
+            raise
 
     def broadcast(self, params: Params) -> int:
         self.version += 1
@@ -109,7 +119,7 @@ class RayWorkers:
             for reference in self.ray.wait(list(pending), num_returns=1)[0]:
                 index = pending.pop(reference)
                 try:
-                    fragment = self.ray.get(reference)
+                    fragment = self._get(reference)
                 except (self.ray.exceptions.RayActorError, self.ray.exceptions.ObjectLostError) as error:
                     self._replace(index, error)
                 else:
@@ -149,12 +159,16 @@ class SamplerActor:
         self, spec: SamplerSpec, observation: Description, action: Description, search_path: list[str]
     ) -> None:
         sys.path.extend(path for path in search_path if path not in sys.path)
-        self.sampler = Sampler(spec, observation, action)
+        self.arguments = spec, observation, action
+        self.sampler: Sampler | None = None
 
-    def ready(self) -> bool:
-        return True
+    def build(self) -> None:
+        """Make the environments; not in the constructor, so that what goes wrong arrives as the error that it is."""
+        self.sampler = self.sampler or Sampler(*self.arguments)
 
     def sample(self, params: Params, version: int) -> Fragment:
+        self.build()
+        assert self.sampler is not None
         return self.sampler.sample(params, version)
 
     def facts(self) -> dict[str, Any]:
@@ -165,7 +179,8 @@ class SamplerActor:
         return {"pid": os.getpid(), "modules": sorted(sys.modules), "megabytes": kilobytes / 1024}
 
     def close(self) -> None:
-        self.sampler.close()
+        if self.sampler is not None:
+            self.sampler.close()
 
 
 def start_ray(workers: int) -> bool:
@@ -174,6 +189,7 @@ def start_ray(workers: int) -> bool:
         for name, value in {
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_SCHEDULER_EVENTS": "0",
+            "RAY_IGNORE_UNHANDLED_ERRORS": "1",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
@@ -188,7 +204,7 @@ def start_ray(workers: int) -> bool:
         num_cpus=max(workers, os.cpu_count() or 1),
         include_dashboard=False,
         log_to_driver=False,
-        logging_level="error",
+        logging_level=logging.ERROR,
         configure_logging=False,
         runtime_env={"env_vars": {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}},
     )

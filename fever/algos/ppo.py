@@ -1,7 +1,7 @@
 """Proximal policy optimisation (Schulman et al. 2017), one jitted call per iteration.
 
-The loop is `PPO.train`; the mathematics is `PPO._update`, which runs advantages, epochs and minibatches on the learner's
-device. T steps of B environments (B = environments of all workers) make one batch, whoever sampled them.
+The loop is `PPO.train`; the mathematics is `PPO._update`, which runs advantages, epochs and minibatches on the
+learner's device. T steps of B environments (B = environments of all workers) make one batch, whoever sampled them.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ class PPO:
 
         self.rng = np.random.default_rng(np.random.SeedSequence([task.seed, 0x99]))
         self.params: Params = self.network.init(self.rng)
-        self.optimizer = optax.chain(optax.clip_by_global_norm(config.max_gradient_norm), optax.scale_by_adam(eps=1e-5))
+        self.optimizer = optax.flatten(  # one vector: compiles in two thirds of the time
+            optax.chain(optax.clip_by_global_norm(config.max_gradient_norm), optax.scale_by_adam(eps=1e-5))
+        )
         self.optimizer_state = self.optimizer.init(self.params)
         self.normalizes = config.normalize_observations and self.network.input_dtype != "uint8"
         self.observations = Moments.start(self.network.input_shape)
@@ -76,9 +78,9 @@ class PPO:
     def _check_sizes(self) -> None:
         config, envs = self.config, self.task.envs * self.fragments
         batch = config.steps * envs
-        if config.learning_rate_schedule == "linear" or config.clip_schedule == "linear":
-            if self.task.total_steps is None:
-                raise FeverError("a linear schedule needs an end; give --stop-steps")
+        linear = "linear" in (config.learning_rate_schedule, config.clip_schedule)
+        if linear and self.task.total_steps is None:
+            raise FeverError("a linear schedule needs an end; give --stop-steps")
         if self.network.recurrent != "none":
             if config.minibatch % config.steps or envs % max(1, config.minibatch // config.steps):
                 raise FeverError(
@@ -88,8 +90,8 @@ class PPO:
         elif batch % config.minibatch:
             fitting = max(size for size in range(1, min(config.minibatch, batch) + 1) if batch % size == 0)
             raise FeverError(
-                f"minibatch={config.minibatch} does not divide the batch of {envs} environments x {config.steps} steps = "
-                f"{batch}; minibatch={fitting} does"
+                f"minibatch={config.minibatch} does not divide the batch of {envs} environments x {config.steps} steps"
+                f" = {batch}; minibatch={fitting} does"
             )
 
     def train(self, workers: Workers) -> Iterator[Iteration]:
@@ -210,7 +212,7 @@ class PPO:
                 minibatch["advantages"] = centred / (deviation + 1e-8)
             state = batch["state"] if network.recurrent == "none" else batch["state"][order]
             gradients, metrics = self._gradients(loss, params, minibatch, state, total)
-            metrics["gradient_norm"] = optax.global_norm(gradients)
+            metrics["gradient_norm"] = optax.tree.norm(gradients)
             if config.target_kl is not None:
                 active = active & (metrics["kl"] <= 1.5 * config.target_kl)
             updates, new_state = self.optimizer.update(gradients, optimizer_state)
@@ -273,9 +275,9 @@ class PPO:
     def restore(self, state: State) -> None:
         """Continue from what `state` returned."""
         arrays = state.arrays
-        structure = jax.tree.structure(self.optimizer_state)
+        old, structure = jax.tree.flatten(self.optimizer_state)
         self.params = {name: jnp.asarray(arrays[f"params/{name}"]) for name in self.params}
-        leaves = [jnp.asarray(arrays[f"optimizer/{index}"]) for index in range(structure.num_leaves)]
+        leaves = [jnp.asarray(arrays[f"optimizer/{index}"]) for index in range(len(old))]
         self.optimizer_state = jax.tree.unflatten(structure, leaves)
         self.observations = Moments.from_arrays("observations", arrays)
         self.returns = Moments.from_arrays("returns", arrays)

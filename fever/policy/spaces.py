@@ -7,7 +7,7 @@ encodes observations and decodes actions without Gymnasium and without the envir
 |---|---|---|
 | Box, float or int | `{"type": "box", "shape", "dtype", "low", "high"}` | float32 `[N, size]` |
 | Box, uint8, one axis | the same | uint8 `[N, size]`, scaled to 0..1 in the network |
-| Box, uint8, two or three axes | `{"type": "image", "shape": [H, W, C], "order"}` | uint8 `[N, H, W, C]`, scaled likewise |
+| Box, uint8, two or three axes | `{"type": "image", "shape": [H, W, C], "order"}` | uint8 `[N, H, W, C]`, likewise |
 | Discrete, MultiDiscrete | `{"type": "discrete", "sizes", "starts", "shape"}` | float32 one-hots `[N, sum(sizes)]` |
 | MultiBinary | `{"type": "binary", "shape"}` | float32 `[N, size]` |
 | Dict, Tuple | `{"type": "dict"/"tuple", "spaces"}` | float32, the parts side by side |

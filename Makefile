@@ -1,0 +1,48 @@
+# Two commands on a fresh machine: `make demo` trains an agent, `make test` runs the tests. Both make .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test check bench lock clean
+
+demo: $(READY)
+	$(BIN)/fever train CartPole-v1
+	$(BIN)/fever eval last
+	$(BIN)/fever plot last
+
+test: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(READY) .venv-bench/.ready
+	$(BIN)/python benchmarks/bench.py --sb3 .venv-bench/bin/python
+
+$(READY): pyproject.toml constraints.txt
+	@echo "setting up $(VENV) with the versions in constraints.txt (a few minutes the first time)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fever needs Python 3.11 or newer; try: make PYTHON=python3.11")'
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' 2>&1 | { grep -v '^WARNING: Location' || true; }
+	@$(BIN)/fever --help > /dev/null
+	@touch $@
+
+# The other side of the benchmarks; torch is named first, so that nothing pulls a build with CUDA.
+.venv-bench/.ready: benchmarks/requirements.txt
+	@$(PYTHON) -m venv .venv-bench
+	@.venv-bench/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
+	@.venv-bench/bin/pip install --quiet --disable-pip-version-check -r benchmarks/requirements.txt
+	@touch $@
+
+# Write constraints.txt anew from the newest versions that pyproject.toml allows.
+lock:
+	rm -rf .venv-lock && $(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/pip install --quiet --disable-pip-version-check '.[dev]'
+	.venv-lock/bin/pip freeze --exclude fever > constraints.txt
+	rm -rf .venv-lock
+
+clean:
+	rm -rf $(VENV) .venv-bench .pytest_cache .mypy_cache .ruff_cache

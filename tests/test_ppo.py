@@ -1,0 +1,334 @@
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import fever.algos.ppo
+from fever.algos import Task
+from fever.algos.ppo import PPO, PPOConfig
+from fever.envs import EnvContext, EnvSource, make_envs
+from fever.errors import FeverError, TrainingError
+from fever.normalize import Moments
+from fever.policy.spaces import Description
+from fever.sampler import Fragment, Sampler, SamplerSpec
+from fever.workers import LocalWorkers
+from tests.environments import CounterEnv, IdentityEnv, ImageEnv, NextStepCounters, SameStepCounters
+
+PLAIN = {"normalize_advantages": False, "normalize_observations": False, "normalize_rewards": False}
+recurrent = pytest.mark.parametrize("core", ["none", "lstm"])
+
+
+def spaces_of(target: Any) -> tuple[Description, Description]:
+    probe = make_envs(EnvSource(target), 1, EnvContext())
+    return probe.observation, probe.action
+
+
+def make(
+    target: Any = CounterEnv,
+    envs: int = 4,
+    workers: int = 0,
+    total_steps: int | None = None,
+    seed: int = 0,
+    **settings: Any,
+) -> PPO:
+    """PPO with batches of 8 steps of 4 environments, unless the settings say otherwise."""
+    settings = {"steps": 8, "minibatch": 16, "epochs": 2, "hidden": (8,), "recurrent_size": 6, **settings}
+    return PPO(PPOConfig(**settings), Task("a test", *spaces_of(target), envs, workers, seed, total_steps))
+
+
+def collect(ppo: PPO, target: Any = CounterEnv, seed: int = 0, skip: int = 1) -> Fragment:
+    """A fragment of all the environments of a batch; not the very first, so that recurrent states are not zero."""
+    source, envs = EnvSource(target), ppo.task.envs * ppo.fragments
+    spec = SamplerSpec(source, ppo.network, envs, ppo.fragment_steps, ppo.gamma, seed)
+    sampler = Sampler(spec, ppo.task.observation, ppo.task.action)
+    return [sampler.sample(ppo.weights()) for _ in range(skip + 1)][-1]
+
+
+def split(fragment: Fragment, count: int) -> list[Fragment]:
+    """The same experience as several fragments of fewer environments."""
+    parts = [copy.copy(fragment) for _ in range(count)]
+    for index, part in enumerate(parts):
+        part.arrays = {
+            name: np.split(array, count, 0 if name == "state" else 1)[index] for name, array in fragment.arrays.items()
+        }
+    return parts
+
+
+def changed(fragment: Fragment, **arrays: np.ndarray) -> Fragment:
+    other = copy.copy(fragment)
+    other.arrays = {**fragment.arrays, **arrays}
+    return other
+
+
+def assert_same_weights(here: PPO, there: PPO, **tolerance: float) -> None:
+    assert here.params.keys() == there.params.keys()
+    for name, value in here.weights().items():
+        np.testing.assert_allclose(value, there.weights()[name], err_msg=name, **{"rtol": 0, **tolerance})
+
+
+def differ(here: PPO, there: PPO) -> bool:
+    return any(not np.allclose(value, there.params[name], atol=1e-6) for name, value in here.params.items())
+
+
+# The batch and its order.
+
+
+@pytest.mark.parametrize(
+    ("core", "minibatch", "columns", "width"),
+    [("none", 16, 32, 16), ("none", 32, 32, 32), ("none", 1, 32, 1), ("lstm", 16, 4, 2), ("gru", 8, 4, 1)],
+)
+def test_every_epoch_is_a_permutation_of_the_batch(core: str, minibatch: int, columns: int, width: int) -> None:
+    # 8 steps of 4 environments: 32 columns of one step, or 4 of whole sequences with a memory.
+    orders = make(recurrent=core, minibatch=minibatch, epochs=3)._orders()
+    assert (orders.shape, orders.dtype) == ((3 * columns // width, width), np.int32)
+    epochs = orders.reshape(3, columns)
+    np.testing.assert_array_equal(np.sort(epochs, axis=1), [np.arange(columns)] * 3)
+    assert len({tuple(epoch) for epoch in epochs.tolist()}) == 3
+
+
+@recurrent
+def test_it_does_not_matter_in_how_many_fragments_a_batch_comes(core: str) -> None:
+    one, two = make(envs=4, recurrent=core), make(envs=2, workers=2, recurrent=core)
+    whole = collect(one)
+    before = one.weights()
+    metrics = one.learn([whole])
+    assert metrics == pytest.approx(two.learn(split(whole, 2)), rel=1e-5, abs=1e-6)
+    assert_same_weights(one, two, rtol=1e-5, atol=1e-6)
+    assert one.steps == two.steps == 32
+    assert not np.allclose(before["policy/w"], one.weights()["policy/w"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"minibatch": 15},
+            "minibatch=15 does not divide the batch of 4 environments x 8 steps = 32; minibatch=8 does",
+        ),
+        ({"minibatch": 64}, "minibatch=64 does not divide .* minibatch=32 does"),
+        ({"minibatch": 10, "workers": 3}, "batch of 12 environments x 8 steps = 96; minibatch=8 does"),
+        (
+            {"recurrent": "lstm", "minibatch": 4},
+            "whole sequences: minibatch=4 must be steps=8 times a divisor of the 4",
+        ),
+        ({"recurrent": "gru", "minibatch": 24}, "minibatch=24 must be steps=8 times a divisor of the 4 environments"),
+        ({"recurrent": "gru", "minibatch": 12}, "minibatch=12 must be steps=8 times a divisor of the 4 environments"),
+        ({"learning_rate_schedule": "linear"}, "a linear schedule needs an end; give --stop-steps"),
+        ({"clip_schedule": "linear"}, "a linear schedule needs an end; give --stop-steps"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_with_a_suggestion(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(FeverError, match=message):
+        make(**settings)
+
+
+# The update.
+
+
+@pytest.mark.parametrize("target", [CounterEnv, SameStepCounters, NextStepCounters])
+def test_losses_of_the_first_gradient_step_by_hand(target: Any) -> None:
+    """With lambda 0, the whole batch at once and nothing normalised, the losses are moments of the one-step errors.
+
+    The value after a truncation is that of the true last observation (environment, episode, 4); after a termination
+    it is 0.
+    """
+    ppo = make(target, steps=16, minibatch=64, epochs=1, gamma=0.5, gae_lambda=0.0, **PLAIN)
+    network, params, fragment = ppo.network, ppo.weights(), collect(ppo, target, skip=0)
+    arrays = fragment.arrays
+    state = network.initial_state(1)
+    errors = []
+    for t, index in zip(*np.nonzero(arrays["valid"]), strict=True):
+        observation = arrays["observations"][t, index]
+        last = observation + np.float32([0, 0, 1])  # the counters: one more step in the same episode
+        value = network.values(params, observation[None], state)[0]
+        following = 0.0 if arrays["terminated"][t, index] else network.values(params, last[None], state)[0]
+        errors.append(arrays["rewards"][t, index] + 0.5 * following - value)
+    assert arrays["terminated"].any()
+    assert arrays["truncated"].any()
+    metrics = ppo.learn([fragment])
+    assert metrics["value_loss"] == pytest.approx(np.mean(np.square(errors)), rel=1e-4)
+    assert metrics["policy_loss"] == pytest.approx(-np.mean(errors), rel=1e-4)
+    assert metrics["kl"] == pytest.approx(0, abs=1e-6)
+    assert (metrics["clip_fraction"], metrics["updates"]) == (0, 1)
+    assert ppo.steps == len(errors)
+
+
+def test_the_bootstrap_of_a_truncation_changes_the_update_and_others_are_not_looked_at() -> None:
+    fragment = collect(make())
+    bootstrap = fragment.arrays["bootstrap"].copy()
+    truncated, terminated = fragment.arrays["truncated"], fragment.arrays["terminated"]
+    assert truncated.any()
+    assert terminated.any()
+    plain, more, irrelevant = make(), make(), make()
+    plain.learn([fragment])
+    more.learn([changed(fragment, bootstrap=np.where(truncated, bootstrap + 5, bootstrap))])
+    irrelevant.learn([changed(fragment, bootstrap=np.where(terminated, np.float32(5), bootstrap))])
+    assert differ(plain, more)
+    assert_same_weights(plain, irrelevant)
+
+
+def with_other_phantoms(fragment: Fragment) -> Fragment:
+    """The same fragment with rewards, actions and their probabilities of the phantom rows made up."""
+    rng, arrays, valid = np.random.default_rng(5), fragment.arrays, fragment.arrays["valid"]
+    return changed(
+        fragment,
+        rewards=np.where(valid, arrays["rewards"], rng.normal(0, 100, valid.shape).astype(np.float32)),
+        log_probs=np.where(valid, arrays["log_probs"], rng.normal(-5, 3, valid.shape).astype(np.float32)),
+        actions=np.where(valid[..., None], arrays["actions"], 1 - arrays["actions"]),
+    )
+
+
+@recurrent
+@pytest.mark.parametrize("target_kl", [None, 0.001])
+def test_phantom_steps_never_change_the_update(core: str, target_kl: float | None) -> None:
+    here, there = (make(NextStepCounters, recurrent=core, target_kl=target_kl) for _ in range(2))
+    fragment = collect(here, NextStepCounters)
+    assert 0 < (~fragment.arrays["valid"]).sum() < 16
+    metrics = here.learn([fragment]), there.learn([with_other_phantoms(fragment)])
+    assert metrics[0] == metrics[1]
+    assert_same_weights(here, there)
+    assert here.steps == fragment.steps
+
+
+# BUG fever/algos/ppo.py, PPO.learn: the running deviation of returns takes in the phantom rows as well (zeros, or
+# whatever reward the environment gave), so that NEXT_STEP environments get other rewards than the same in SAME_STEP.
+@pytest.mark.xfail(strict=True, reason="phantom rows count in the deviation of returns")
+def test_phantom_steps_do_not_count_in_the_deviation_of_returns() -> None:
+    ppo = make(NextStepCounters)
+    fragment = collect(ppo, NextStepCounters)
+    ppo.learn([fragment])
+    expected = Moments.of(fragment.arrays["discounted"][fragment.arrays["valid"]])
+    assert ppo.returns.var == pytest.approx(expected.var)
+
+
+def test_rewards_are_divided_by_the_deviation_of_returns_and_clipped() -> None:
+    scaled, plain = make(), make(normalize_rewards=False)
+    fragment = collect(scaled)
+    rewards = fragment.arrays["rewards"].copy()
+    rewards[0, 0] = 1e4
+    fragment = changed(fragment, rewards=rewards.copy())
+    metrics = scaled.learn([fragment])
+    np.testing.assert_array_equal(fragment.arrays["rewards"], rewards)  # fragments are not written to
+    deviation = np.float32(fragment.arrays["discounted"].std())
+    by_hand = np.clip(rewards / deviation, -10, 10)
+    assert by_hand[0, 0] == 10
+    assert metrics == pytest.approx(plain.learn([changed(fragment, rewards=by_hand)]), rel=1e-3, abs=1e-5)
+    assert plain.returns.count == 0
+
+
+def test_observations_are_normalised_by_what_was_seen_before_this_batch() -> None:
+    ppo = make()
+    fragment = collect(ppo)
+    np.testing.assert_array_equal(ppo.weights()["observation/mean"], np.zeros(3))
+    np.testing.assert_allclose(ppo.weights()["observation/std"], np.ones(3))
+    metrics = ppo.learn([fragment])
+    seen = fragment.arrays["observations"][:-1].reshape(-1, 3)
+    np.testing.assert_allclose(ppo.weights()["observation/mean"], seen.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(ppo.weights()["observation/std"], seen.std(0), rtol=1e-4)
+    assert metrics["kl"] < 0.1  # the acting and the learning policy saw the same numbers
+    assert {"observation/mean", "observation/std"}.isdisjoint(make(normalize_observations=False).weights())
+
+
+def test_updates_stop_where_the_policy_has_moved_too_far() -> None:
+    # The first step finds a divergence of 0 and is taken; it leads too far, so that the second and all others are not.
+    settings = {"minibatch": 32, "learning_rate": 0.05, **PLAIN}
+    stopped, once, free = (
+        make(**settings, epochs=4, target_kl=1e-3),
+        make(**settings, epochs=1),
+        make(**settings, epochs=4),
+    )
+    fragment = collect(stopped)
+    updates = [ppo.learn([fragment])["updates"] for ppo in (stopped, once, free)]
+    assert updates == [1, 1, 4]
+    assert_same_weights(stopped, once, atol=1e-5)
+    assert differ(stopped, free)
+    steps_of_adam = [leaf for leaf in jax.tree.leaves(stopped.optimizer_state) if leaf.shape == ()]
+    assert [int(leaf) for leaf in steps_of_adam] == [1]
+
+
+def test_schedules_fall_to_nothing_at_the_last_step_and_stay_there() -> None:
+    ppo = make(total_steps=64, learning_rate=0.01, learning_rate_schedule="linear", clip=0.3, clip_schedule="linear")
+    fragment = collect(ppo)  # of 32 steps
+    history, weights = [], []
+    for _ in range(4):
+        metrics = ppo.learn([fragment])
+        history.append((metrics["learning_rate"], metrics["clip"]))
+        weights.append(np.asarray(ppo.params["policy/w"]))
+    assert history == [pytest.approx(pair) for pair in ((0.01, 0.3), (0.005, 0.15), (0.0, 0.0), (0.0, 0.0))]
+    assert not np.allclose(weights[0], weights[1], atol=1e-6)
+    np.testing.assert_array_equal(weights[1], weights[2])
+
+
+def test_without_a_schedule_nothing_falls() -> None:
+    ppo = make(total_steps=64, learning_rate=0.01)
+    fragment = collect(ppo)
+    assert [ppo.learn([fragment])["learning_rate"] for _ in range(3)] == [0.01] * 3
+
+
+def test_a_loss_that_is_no_number_is_refused_and_the_weights_stay() -> None:
+    ppo = make()
+    before, fragment = ppo.weights(), collect(ppo)
+    log_probs = fragment.arrays["log_probs"].copy()
+    log_probs[3, 1] = np.nan
+    with pytest.raises(TrainingError, match="a smaller learning_rate usually helps"):
+        ppo.learn([changed(fragment, log_probs=log_probs)])
+    np.testing.assert_array_equal(ppo.weights()["policy/w"], before["policy/w"])
+
+
+@pytest.mark.parametrize("core", ["none", "gru"])
+def test_a_run_compiles_once_and_the_loop_keeps_its_books(core: str) -> None:
+    ppo = make(IdentityEnv, recurrent=core)
+    spec = SamplerSpec(EnvSource(IdentityEnv), ppo.network, 4, 8, ppo.gamma, 0)
+    workers = LocalWorkers(spec, ppo.task.observation, ppo.task.action)
+    for number, iteration in zip(range(1, 4), ppo.train(workers), strict=False):
+        assert [fragment.version for fragment in iteration.fragments] == [number]
+        assert iteration.seconds.keys() == {"transfer", "sample", "learn"}
+        assert ppo.steps == 32 * number
+    assert ppo._jitted_update._cache_size() == 1
+
+
+@recurrent
+def test_a_restored_algorithm_learns_on_as_if_nothing_had_happened(core: str) -> None:
+    original, restored = make(recurrent=core, seed=1), make(recurrent=core, seed=2)
+    first, second = collect(original, seed=1), collect(original, seed=2)
+    original.learn([first])
+    state = original.state()
+    facts = json.loads(json.dumps(state.facts))
+    restored.restore(state._replace(facts=facts, arrays={name: value.copy() for name, value in state.arrays.items()}))
+    assert_same_weights(original, restored)
+    assert original.learn([second]) == restored.learn([second])
+    assert_same_weights(original, restored)
+    assert (original.steps, original.returns.count) == (restored.steps, restored.returns.count) == (64, 64)
+
+
+def test_one_seed_gives_one_training_and_another_seed_another() -> None:
+    here, there, other = make(seed=3), make(seed=3), make(seed=4)
+    fragment = collect(here)
+    here.learn([fragment])
+    there.learn([fragment])
+    assert_same_weights(here, there)
+    assert differ(here, other)
+
+
+def test_gradients_of_images_in_chunks_add_up_to_those_of_the_minibatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    learned = []
+    for chunk in (4, 10**6):
+        monkeypatch.setattr(fever.algos.ppo, "IMAGE_CHUNK", chunk)
+        ppo = make(ImageEnv, convolutions=((4, 4, 2),), convolution_features=8, epochs=1, entropy_coefficient=0.1)
+        ppo.optimizer = optax.identity()  # plain gradients: Adam would blow tiny differences up
+        ppo.optimizer_state = ppo.optimizer.init(ppo.params)
+        metrics = ppo.learn([collect(ppo, ImageEnv)])
+        learned.append((ppo, metrics))
+    (chunked, chunked_metrics), (whole, whole_metrics) = learned
+    assert chunked_metrics == pytest.approx(whole_metrics, rel=1e-3, abs=1e-5)
+    start = make(ImageEnv, convolutions=((4, 4, 2),), convolution_features=8)
+    for name, value in start.params.items():
+        there = np.asarray(whole.params[name]) - value
+        assert np.abs(there).max() > 0
+        np.testing.assert_allclose(chunked.params[name] - value, there, rtol=0.01, atol=np.abs(there).max() / 1000)

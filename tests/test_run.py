@@ -1,0 +1,143 @@
+"""The run directory: what is in it, what survives, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fever
+from fever.config import RunConfig
+from fever.errors import FeverError
+from fever.evaluate import evaluate
+from fever.run import Run, list_runs
+from fever.trainer import Result, resume
+
+SMALL = {"envs": 2, "steps": 16, "minibatch": 32, "epochs": 2}
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    runs = tmp_path_factory.mktemp("runs")
+    return fever.train("tests.environments:InfoEnv", runs=runs, name="a", stop={"iterations": 6}, **SMALL)
+
+
+def test_directory_has_what_the_documentation_lists(result: Result) -> None:
+    page = (Path(__file__).parent.parent / "docs/run-directory.md").read_text()
+    for path in result.run.path.iterdir():
+        name = "events.out.tfevents" if "tfevents" in path.name else path.name
+        assert f"`{name}" in page, name
+
+
+def test_every_metric_is_in_the_table_of_the_documentation(result: Result) -> None:
+    page = (Path(__file__).parent.parent / "docs/metrics.md").read_text()
+    row = result.run.metrics()[-1]
+    assert [name for name in row if f"| `{name}` |" not in page] == []
+    documented = [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")]
+    assert [name for name in documented if name not in row] == []
+
+
+def test_episodes_have_the_scalars_of_the_last_info(result: Result) -> None:
+    rows = result.run.episodes()
+    assert len(rows) == result.summary["episodes"]
+    assert rows[0]["info"] == {"score": 50.0, "success": 1.0, "speed": 0.5, "distance": 2.5}
+    assert (rows[0]["return"], rows[0]["length"]) == (5.0, 5)
+
+
+def test_tensorboard_reads_the_events(result: Result) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(result.run.path))
+    events.Reload()
+    rows = result.run.metrics()
+    scalars = events.Scalars("return_mean")
+    assert [point.step for point in scalars] == [row["steps"] for row in rows]
+    assert scalars[-1].value == pytest.approx(rows[-1]["return_mean"])
+
+
+def test_curves_are_arrays_over_iterations(result: Result) -> None:
+    assert result.curves["iteration"].tolist() == [1, 2, 3, 4, 5, 6]
+    assert result.curves["return_mean"][-1] == 5
+
+
+def test_versions_and_configuration_are_kept(result: Result) -> None:
+    assert result.run.facts["packages"]["jax"]
+    assert result.run.config.settings["epochs"] == 2
+    assert result.run.config.env == "tests.environments:InfoEnv"
+
+
+def test_last_and_best_checkpoints_are_kept(tmp_path: Path) -> None:
+    run = Run.create(RunConfig(env="X-v0", runs=str(tmp_path), name="a"), {})
+    for iteration, score in enumerate([None, 1.0, 9.0, 3.0, 4.0, 5.0], start=1):
+        run.save({"x": np.arange(3.0)}, {"iteration": iteration, "score": score}, keep=2)
+    assert [one.iteration for one in run.checkpoints()] == [3, 5, 6]
+    assert run.checkpoint("best").iteration == 3
+    assert run.checkpoint("last").iteration == 6
+    assert run.checkpoint("5").iteration == 5
+    with pytest.raises(FeverError, match="it has: 3, 5, 6, last, best"):
+        run.checkpoint("4")
+
+
+def test_interrupted_save_leaves_the_older_checkpoint_in_force(tmp_path: Path, monkeypatch: Any) -> None:
+    run = Run.create(RunConfig(env="X-v0", runs=str(tmp_path), name="a"), {})
+    run.save({"x": np.arange(3.0)}, {"iteration": 1, "score": None}, keep=2)
+
+    def cut(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fever.run.write_atomically", cut)
+    with pytest.raises(KeyboardInterrupt):
+        run.save({"x": np.arange(3.0)}, {"iteration": 2, "score": None}, keep=2)
+    assert [one.iteration for one in run.checkpoints()] == [1]
+
+
+def test_checkpoint_keeps_shapes_and_scalars(tmp_path: Path) -> None:
+    run = Run.create(RunConfig(env="X-v0", runs=str(tmp_path), name="a"), {})
+    arrays = {"scalar": np.asarray(3.5), "transposed": np.arange(6.0).reshape(2, 3).T, "empty": np.zeros((2, 0))}
+    run.save(arrays, {"iteration": 1, "score": None}, keep=1)
+    loaded = run.checkpoint().arrays()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(loaded[name], array)
+        assert loaded[name].shape == array.shape
+
+
+def test_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+    result = fever.train("CartPole-v1", runs=tmp_path, name="a", stop={"iterations": 1}, **SMALL)
+    file = result.run.checkpoint().path / "arrays.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(FeverError, match=r"damaged: .*arrays\.safetensors"):
+        fever.load(result.run.path)
+    file.unlink()
+    with pytest.raises(FeverError, match=r"arrays\.safetensors is missing"):
+        fever.load(result.run.path)
+    (result.run.checkpoint().path / "manifest.json").write_text("{")
+    with pytest.raises(FeverError, match=r"manifest\.json is missing or damaged"):
+        fever.load(result.run.path)
+
+
+def test_checkpoint_for_other_spaces_is_refused(result: Result) -> None:
+    from fever.envs import EnvSource
+
+    with pytest.raises(FeverError, match="was made for another observation space than CartPole-v1 has"):
+        evaluate(result.run.checkpoint(), EnvSource("CartPole-v1"), episodes=1)
+    with pytest.raises(FeverError, match="was made for another observation space"):
+        resume(result.run, result.run.config.model_copy(update={"env": "CartPole-v1"}))
+
+
+def test_rows_made_again_by_a_resumed_run_replace_the_old(tmp_path: Path) -> None:
+    run = Run.create(RunConfig(env="X-v0", runs=str(tmp_path), name="a"), {})
+    rows = [(1, "a"), (2, "a"), (3, "a"), (2, "b"), (3, "b")]
+    text = "".join(json.dumps({"iteration": number, "by": who}) + "\n" for number, who in rows)
+    (run.path / "metrics.jsonl").write_text(text + '{"iteration": 4, "b')  # and a kill in the middle of a line
+    assert [(row["iteration"], row["by"]) for row in run.metrics()] == [(1, "a"), (2, "b"), (3, "b")]
+
+
+def test_runs_are_listed_and_found(result: Result) -> None:
+    assert [run.path.name for run in list_runs(result.run.path.parent)] == ["a"]
+    for where in (result.run.path, "a", "last"):
+        assert Run.open(where, result.run.path.parent).path.name == "a"
