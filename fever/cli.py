@@ -355,9 +355,8 @@ def main() -> None:
         _fail(error, 2)
     except TrainingError as error:
         _fail(error, 1)
-    except KeyboardInterrupt:
-        print("fever: interrupted before anything was learned; nothing is left behind", file=sys.stderr)
-        sys.exit(130)
+    except KeyboardInterrupt as error:
+        _fail(f"interrupted {error}", 130)
     except BrokenPipeError:  # `fever runs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)

@@ -52,7 +52,7 @@ def _hardware() -> list[Finding]:
 
 
 def _accelerators() -> list[Finding]:
-    from fever.trainer import prepare_jax
+    from fever.process import prepare_jax
 
     prepare_jax("auto")
     import jax

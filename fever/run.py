@@ -214,7 +214,10 @@ class Run:
     # checkpoints
 
     def save(self, arrays: dict[str, np.ndarray], manifest: dict[str, Any], keep: int) -> Path:
-        """Write a checkpoint and drop old ones, all but the last `keep` and the best. Atomic: it is whole or absent."""
+        """Write a checkpoint and drop old ones, all but the last `keep` and the best. Atomic: it is whole or absent.
+
+        Later iterations than this one belong to a course that a resumed run has left: they are dropped too.
+        """
         from safetensors.numpy import save_file
 
         folder = self.path / "checkpoints"
@@ -227,8 +230,9 @@ class Run:
         _flush_to_disk(file)
         manifest = {"format": FORMAT, **manifest, "sha256": {file.name: sha256(file)}}
         write_atomically(partial / "manifest.json", json.dumps(manifest, indent=2) + "\n")
-        if target.exists():  # the same iteration, saved again by a resumed run
-            shutil.rmtree(target)
+        for later in self.checkpoints():
+            if later.iteration >= manifest["iteration"]:
+                shutil.rmtree(later.path)
         partial.rename(target)
         self._prune(keep)
         return target

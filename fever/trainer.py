@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
-import signal
-import sys
 import tempfile
-import threading
 import time
-import warnings
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +19,7 @@ from fever.errors import FeverError
 from fever.layout import choose_workers
 from fever.policy import Policy
 from fever.policy.spaces import Description
+from fever.process import Interrupts, facts, log_to_file, prepare_jax
 from fever.run import WEIGHTS_PREFIX, Run
 from fever.sampler import SamplerSpec
 
@@ -80,6 +74,7 @@ class Trainer:
         config = config.model_copy(update={"settings": self.settings.model_dump(mode="json")})
         self.observation, self.action, self.config = self._probe(config)
         self.algorithm = self._build()
+        self.workers: Workers | None = None
 
         self.iteration = self.episodes = self.generation = 0
         self.seconds_before = 0.0
@@ -123,70 +118,78 @@ class Trainer:
 
     def run(self) -> Result:
         """Train until a stop rule is met, a signal comes or something fails; leave a complete run directory."""
-        from fever.workers import make_workers
-
         run = self.resuming or Run.create(self.config, facts())
-        workers: Workers | None = None
-        reason = "failed"
         try:
-            run.lock()
-            with log_to_file(run.path / "log.txt"), Interrupts() as interrupts:
-                if self.resuming:
-                    self._restore(run)
-                    run.write_config(self.config)
-                logging.info("training %s with %s", self.source.name, self.config.algo)
-                assert isinstance(self.config.workers, int)
-                spec = SamplerSpec(
-                    source=self.source,
-                    network=self.algorithm.network,
-                    envs=self.config.envs,
-                    steps=self.algorithm.fragment_steps,
-                    gamma=self.algorithm.gamma,
-                    seed=self.config.seed,
-                    workdir=run.path.resolve() / "work",
-                )
-                if self.config.workers:
-                    self.display.message(f"starting Ray and {self.config.workers} workers")
-                workers = make_workers(spec, self.observation, self.action, self.config.workers, self.generation)
-                self.display.start(self.config, run.path)
-                (run.path / "summary.json").unlink(missing_ok=True)
-                try:
-                    reason = self._loop(run, workers, interrupts)
-                except KeyboardInterrupt:
-                    reason = "interrupted"
-                finally:
-                    self.end = time.perf_counter()
-                    if self.iteration:
-                        with interrupts.shield():
-                            self._save(run)
-        except KeyboardInterrupt:  # before the loop began
+            try:
+                reason = self._train(run)
+            finally:
+                self._close(run)
+        except KeyboardInterrupt:
             reason = "interrupted"
-        finally:
-            self._end(run, workers)
+        except Exception as error:
+            self._note_failure(run, error)
+            raise
         if not run.checkpoints():
             run.discard()
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt("before anything was learned; nothing is left behind")
         summary = self._summary(run, reason)
         run.write_summary(summary)
         self.display.finish(summary)
         return Result(run, run.checkpoint().policy(), summary, run.curves())
 
-    def _end(self, run: Run, workers: Workers | None) -> None:
-        """Close everything; if an error is on its way, say how the run stands."""
-        error = sys.exc_info()[1]
+    def _train(self, run: Run) -> str:
+        """Start the workers and iterate; returns why it stopped, with the state saved."""
+        from fever.workers import make_workers
+
+        run.lock()
+        with log_to_file(run.path / "log.txt"), Interrupts() as interrupts:
+            if self.resuming:
+                self._restore(run)
+                run.write_config(self.config)
+            logging.info("training %s with %s", self.source.name, self.config.algo)
+            spec = SamplerSpec(
+                source=self.source,
+                network=self.algorithm.network,
+                envs=self.config.envs,
+                steps=self.algorithm.fragment_steps,
+                gamma=self.algorithm.gamma,
+                seed=self.config.seed,
+                workdir=run.path.resolve() / "work",
+            )
+            count = self.config.workers
+            assert isinstance(count, int)
+            if count:
+                self.display.message(f"starting Ray and {count} worker{'s' if count > 1 else ''}")
+            self.workers = make_workers(spec, self.observation, self.action, count, self.generation)
+            (run.path / "summary.json").unlink(missing_ok=True)
+            self.display.start(self.config, run.path)
+            try:
+                return self._loop(run, self.workers, interrupts)
+            except Exception:
+                logging.exception("training failed")
+                raise
+            finally:
+                self.end = time.perf_counter()
+                if self.iteration:
+                    with interrupts.shield():
+                        self._save(run)
+
+    def _close(self, run: Run) -> None:
+        """Give back the terminal, close the environments, end the workers, let go of the files."""
         self.display.stop()
         try:
-            if workers is not None:
-                workers.close()
+            if self.workers is not None:
+                self.workers.close()
         finally:
             run.close()
-            if isinstance(error, Exception):
-                if self.resuming is None and self.iteration == 0:
-                    run.discard()
-                elif self.begin is not None:
-                    logging.getLogger("fever").error("%s", error)
-                    run.write_summary(self._summary(run, "failed") | {"error": str(error)})
-                    self.display.message(f"the last good checkpoint is kept; resume with: fever resume {run.path}")
+
+    def _note_failure(self, run: Run, error: Exception) -> None:
+        """Leave nothing behind if nothing was learned; otherwise record the failure and say how to go on."""
+        if self.resuming is None and self.iteration == 0:
+            run.discard()
+        elif self.begin is not None:
+            run.write_summary(self._summary(run, "failed") | {"error": str(error)})
+            self.display.message(f"the last good checkpoint is kept; resume with: fever resume {run.path}")
 
     def _loop(self, run: Run, workers: Workers, interrupts: Interrupts) -> str:
         """Iterate until a stop rule is met; returns its name."""
@@ -351,108 +354,3 @@ def check_spaces(policy: dict[str, Any], observation: Description, action: Descr
     ):
         if has != wants:
             raise FeverError(f"the checkpoint {path} was made for another {which} space than {name} has")
-
-
-def prepare_jax(device: str) -> None:
-    """Settings that JAX reads when it is first imported: no preallocation, the device that was asked for."""
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    if device == "cpu" or (device == "auto" and not Path("/dev/nvidia0").exists() and not Path("/dev/kfd").exists()):
-        os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    import jax
-
-    if device == "gpu" and jax.default_backend() == "cpu":
-        raise FeverError('JAX sees no GPU here; install it with: pip install "jax[cuda12]", or leave --device out')
-
-
-def facts() -> dict[str, Any]:
-    """Versions, machine and git state, for the run directory."""
-    import platform
-    from importlib.metadata import version
-
-    from fever import __version__
-
-    packages = ("jax", "jaxlib", "optax", "numpy", "gymnasium", "ray")
-    return {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": sys.argv,
-        "fever": __version__,
-        "python": platform.python_version(),
-        "packages": {name: version(name) for name in packages},
-        "system": platform.platform(),
-        "cores": os.cpu_count(),
-        "git": git_state(),
-    }
-
-
-def git_state() -> dict[str, Any] | None:
-    """Commit and whether there were changes, of the folder where training was started."""
-    import subprocess
-
-    def git(*words: str) -> str:
-        command = ["git", *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
-
-    try:
-        return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain"))}
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-@contextmanager
-def log_to_file(path: Path) -> Iterator[None]:
-    """Send log records and libraries' warnings to the run's log instead of the terminal."""
-    handler = logging.FileHandler(path)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    root = logging.getLogger()
-    level = root.level
-    root.addHandler(handler)
-    root.setLevel(logging.INFO)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")  # JAX's; Ray's children exec at once
-        logging.captureWarnings(True)
-        try:
-            yield
-        finally:
-            logging.captureWarnings(False)
-            root.removeHandler(handler)
-            root.setLevel(level)
-            handler.close()
-
-
-class Interrupts:
-    """Ctrl-C and SIGTERM raise KeyboardInterrupt at once, but inside `shield` only when it is left.
-
-    Between two iterations the state is whole, so sampling may be cut short anywhere and nothing is lost.
-    """
-
-    def __init__(self) -> None:
-        self.shielded = self.pending = False
-        self.previous: dict[int, Any] = {}
-
-    def __enter__(self) -> Interrupts:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self.previous[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self.previous.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: Any) -> None:
-        if self.shielded:
-            self.pending = True
-        else:
-            raise KeyboardInterrupt
-
-    @contextmanager
-    def shield(self) -> Iterator[None]:
-        self.shielded = True
-        try:
-            yield
-        finally:
-            self.shielded = False
-        if self.pending:
-            self.pending = False
-            raise KeyboardInterrupt

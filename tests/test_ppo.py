@@ -21,8 +21,9 @@ from fever.workers import LocalWorkers
 from tests.environments import CounterEnv, IdentityEnv, ImageEnv, NextStepCounters, SameStepCounters
 
 COMPILED: dict[str, Any] = {}  # one update for all algorithms here whose update is the same program
-OUTSIDE = {  # settings that the compiled update gets as arguments, or never sees
-    "learning_rate", "learning_rate_schedule", "clip", "clip_schedule", "normalize_rewards", "steps", "minibatch", "epochs",
+OUTSIDE = {  # settings that the compiled update gets as arguments, as shapes, or not at all
+    "learning_rate", "learning_rate_schedule", "clip", "clip_schedule",
+    "steps", "minibatch", "epochs", "normalize_rewards",
 }  # fmt: skip
 PLAIN = {"normalize_advantages": False, "normalize_observations": False, "normalize_rewards": False}
 recurrent = pytest.mark.parametrize("core", ["none", "lstm"])
@@ -108,6 +109,7 @@ def test_it_does_not_matter_in_how_many_fragments_a_batch_comes(core: str) -> No
     assert metrics == pytest.approx(two.learn(split(whole, 2)), rel=1e-5, abs=1e-6)
     assert_same_weights(one, two, rtol=1e-5, atol=1e-6)
     assert one.steps == two.steps == 32
+    assert metrics["updates"] == 4  # two epochs of two minibatches
     assert not np.allclose(before["policy/w"], one.weights()["policy/w"])
 
 
@@ -244,20 +246,17 @@ def test_observations_are_normalised_by_what_was_seen_before_this_batch() -> Non
 
 
 def test_updates_stop_where_the_policy_has_moved_too_far() -> None:
-    # The first step finds a divergence of 0 and is taken; it leads too far, so that the second and all others are not.
+    # The first step finds a divergence of 0 and is taken; it leads too far, so that the other three are not.
     settings = {"minibatch": 32, "learning_rate": 0.05, **PLAIN}
-    stopped, once, free = (
-        make(**settings, epochs=4, target_kl=1e-3),
-        make(**settings, epochs=1),
-        make(**settings, epochs=4),
-    )
+    stopped, once = make(**settings, epochs=4, target_kl=1e-3), make(**settings, epochs=1)
     fragment = collect(stopped)
-    updates = [ppo.learn([fragment])["updates"] for ppo in (stopped, once, free)]
-    assert updates == [1, 1, 4]
+    metrics = stopped.learn([fragment])
+    once.learn([fragment])
+    assert metrics["updates"] == 1
+    assert metrics["kl"] > 1.5e-3
     assert_same_weights(stopped, once, atol=1e-5)
-    assert differ(stopped, free)
-    steps_of_adam = [leaf for leaf in jax.tree.leaves(stopped.optimizer_state) if leaf.shape == ()]
-    assert [int(leaf) for leaf in steps_of_adam] == [1]
+    steps_of_adam = [int(leaf) for leaf in jax.tree.leaves(stopped.optimizer_state) if leaf.shape == ()]
+    assert steps_of_adam == [1]
 
 
 def test_schedules_fall_to_nothing_at_the_last_step_and_stay_there() -> None:
@@ -334,6 +333,7 @@ def test_gradients_of_images_in_chunks_add_up_to_those_of_the_minibatch(monkeypa
         ppo = make(ImageEnv, convolutions=((4, 4, 2),), convolution_features=8, epochs=1, entropy_coefficient=0.1)
         ppo.optimizer = optax.identity()  # plain gradients: Adam would blow tiny differences up
         ppo.optimizer_state = ppo.optimizer.init(ppo.params)
+        ppo._jitted_update = jax.jit(ppo._update)
         metrics = ppo.learn([collect(ppo, ImageEnv)])
         learned.append((ppo, metrics))
     (chunked, chunked_metrics), (whole, whole_metrics) = learned
