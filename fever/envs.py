@@ -11,6 +11,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -37,7 +38,8 @@ class EnvSource:
         """What is written into configurations and messages; `EnvSource(name)` finds it again if it can be imported."""
         if isinstance(self.target, str):
             return self.target
-        return f"{self.target.__module__}:{self.target.__qualname__}"
+        named = self.target if hasattr(self.target, "__qualname__") else getattr(self.target, "func", type(self.target))
+        return f"{named.__module__}:{named.__qualname__}"
 
     def resolve(self) -> tuple[Callable[..., Any] | None, gym.envs.registration.EnvSpec | None]:
         """Either a class or factory, or the specification of a registered id."""
@@ -104,23 +106,24 @@ class LoopEnvs:
     def __init__(self, source: EnvSource, count: int, context: EnvContext) -> None:
         self.name, self.count = source.name, count
         self.envs: list[gym.Env] = []
+        self.steps = 0
         try:
             for index in range(count):
                 self.envs.append(make_env(source, context, index))
+            self.observation = describe_space(self.name, "observation", self.envs[0].observation_space)
+            self.action = describe_space(self.name, "action", self.envs[0].action_space)
         except BaseException:
-            self.close()
+            with suppress(Exception):  # why they cannot be made matters more than why one does not close
+                self.close()
             raise
-        self.observation = describe_space(self.name, "observation", self.envs[0].observation_space)
-        self.action = describe_space(self.name, "action", self.envs[0].action_space)
-        self.steps = 0
 
     def reset(self, seeds: list[int]) -> np.ndarray:
-        return self._encode([self._reset(env, seed) for env, seed in zip(self.envs, seeds, strict=True)])
+        return self._encode([self._reset(index, seed) for index, seed in enumerate(seeds)])
 
-    def _reset(self, env: gym.Env, seed: int | None = None) -> Any:
-        result = env.reset(seed=seed)
+    def _reset(self, index: int, seed: int | None = None) -> Any:
+        result = self.envs[index].reset(seed=seed)
         if not isinstance(result, tuple) or len(result) != 2:
-            raise self._broken("reset() must return an observation and an info dictionary")
+            raise self._broken("reset() must return an observation and an info dictionary", index)
         return result[0]
 
     def step(self, actions: np.ndarray) -> Step:
@@ -143,8 +146,10 @@ class LoopEnvs:
             if ended or cut:
                 terminated[index], truncated[index] = ended, cut
                 final[index] = self._encode([observation], index)[0]
+                if not isinstance(info, dict):
+                    raise self._broken("info must be a dictionary", index)
                 infos[index] = info
-                observation = self._reset(env)
+                observation = self._reset(index)
             observations.append(observation)
         return Step(self._encode(observations), rewards, terminated, truncated, final, infos)
 
@@ -159,7 +164,7 @@ class LoopEnvs:
                     raise self._broken(str(found), index if only is None else only) from error
             raise
 
-    def _broken(self, what: str, index: int = 0) -> ContractError:
+    def _broken(self, what: str, index: int) -> ContractError:
         return ContractError(f"{self.name} breaks its contract at step {self.steps} of environment {index}: {what}")
 
     def close(self) -> None:
@@ -172,14 +177,17 @@ class NativeEnvs:
     def __init__(self, source: EnvSource, count: int, context: EnvContext) -> None:
         self.name, self.count = source.name, count
         self.env = make_vector_env(source, count, context)
-        mode = self.env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
-        if mode == AutoresetMode.DISABLED:
-            self.env.close()
-            raise FeverError(f"{self.name} has autoreset disabled; make it with NEXT_STEP or SAME_STEP")
-        self.next_step = mode == AutoresetMode.NEXT_STEP
-        self.observation = describe_space(self.name, "observation", self.env.single_observation_space)
-        self.action = describe_space(self.name, "action", self.env.single_action_space)
         self.steps = 0
+        try:
+            mode = self.env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
+            if mode == AutoresetMode.DISABLED:
+                raise FeverError(f"{self.name} has autoreset disabled; make it with NEXT_STEP or SAME_STEP")
+            self.next_step = mode == AutoresetMode.NEXT_STEP
+            self.observation = describe_space(self.name, "observation", self.env.single_observation_space)
+            self.action = describe_space(self.name, "action", self.env.single_action_space)
+        except BaseException:
+            self.env.close()
+            raise
 
     def reset(self, seeds: list[int]) -> np.ndarray:
         return self._encode(self.env.reset(seed=seeds[0])[0])
@@ -375,17 +383,22 @@ def _context_arguments(constructor: Any, context: EnvContext, index: int) -> dic
 
 def _stack(description: Description, observations: list[Any]) -> Any:
     """A list of N single observations to one batch with a leading axis N on every leaf."""
+    if description["type"] in ("dict", "tuple"):
+        parts = description["spaces"]
+        pairs = parts.items() if description["type"] == "dict" else enumerate(parts)
+        batch = {}
+        for key, part in pairs:
+            try:
+                items = [item[key] for item in observations]
+            except (KeyError, IndexError, TypeError) as error:
+                raise ValueError(f"the observation has no part {key!r}") from error
+            try:
+                batch[key] = _stack(part, items)
+            except ValueError as error:
+                raise ValueError(f"in part {key!r}, {error}") from error
+        return batch
     try:
-        if description["type"] == "dict":
-            parts = description["spaces"].items()
-            return {key: _stack(part, [item[key] for item in observations]) for key, part in parts}
-        if description["type"] == "tuple":
-            return tuple(
-                _stack(part, [item[place] for item in observations]) for place, part in enumerate(description["spaces"])
-            )
         return np.array(observations)
-    except (KeyError, IndexError, TypeError) as error:
-        raise ValueError(f"the observation lacks a part: {error}") from error
     except ValueError as error:
         shapes = sorted({np.shape(item) for item in observations})
         raise ValueError(f"the observation has shape {shapes[0]} and {native_shape(description)} is right") from error

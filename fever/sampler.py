@@ -144,6 +144,8 @@ class Sampler:
                     if index in step.final:
                         last = step.final[index][None]
                         bootstrap[t, index] = network.values(params, last, self.state[index : index + 1])[0]
+                        if np.isnan(bootstrap[t, index]):
+                            raise self._broken("observation", np.nan, self.steps_taken + t + 1, index)
             self.first, self.phantom = (self.phantom, ended) if self.envs.next_step else (ended, self.phantom)
         observations[steps], first[steps] = self.observation, self.first
         self._check(observations, rewards)
@@ -186,12 +188,15 @@ class Sampler:
         for name, array in (("reward", rewards), ("observation", observations)):
             finite = np.isfinite(array)
             if not finite.all():
-                row, index = np.argwhere(~finite)[0][:2].tolist()
-                at = self.steps_taken + row + (name == "reward")
-                raise ContractError(
-                    f"{self.spec.source.name} breaks its contract at step {at} of environment {index} of worker "
-                    f"{self.spec.worker_index}: the {name} is {'NaN' if np.isnan(array).any() else 'infinite'}"
-                )
+                place = np.argwhere(~finite)[0].tolist()
+                row, index = place[:2]
+                raise self._broken(name, array[tuple(place)], self.steps_taken + row + (name == "reward"), index)
+
+    def _broken(self, name: str, value: float, step: int, index: int) -> ContractError:
+        return ContractError(
+            f"{self.spec.source.name} breaks its contract at step {step} of environment {index} of worker "
+            f"{self.spec.worker_index}: the {name} is {'NaN' if np.isnan(value) else 'infinite'}"
+        )
 
     def close(self) -> None:
         """Close the environments."""

@@ -65,8 +65,6 @@ def test_the_name_of_a_source_finds_it_again(target: Any) -> None:
     assert made(source.name, limit=3).limit == made(target, limit=3).limit == 3
 
 
-# BUG fever/envs.py, EnvSource.name: a functools.partial (or an object with __call__) has no __qualname__.
-@pytest.mark.xfail(raises=AttributeError, strict=True, reason="a factory that is not a function has no name")
 def test_a_partial_function_is_a_factory_too() -> None:
     assert LoopEnvs(EnvSource(functools.partial(TimeLimitEnv, limit=3)), 1, HERE).envs[0].limit == 3
 
@@ -272,14 +270,7 @@ def test_a_broken_contract_names_the_environment_the_step_and_the_fault(fault: s
 
 
 @pytest.mark.parametrize(("at", "step"), [(0, 0), (1, 5)], ids=["the first one", "within a step"])
-@pytest.mark.parametrize(
-    "only",
-    [
-        0,
-        # BUG fever/envs.py, LoopEnvs._reset: it does not know which environment it resets, so _broken always says 0.
-        pytest.param(1, marks=pytest.mark.xfail(strict=True, reason="a broken reset() is blamed on environment 0")),
-    ],
-)
+@pytest.mark.parametrize("only", [0, 1])
 def test_a_broken_reset_names_the_environment_and_the_step(only: int, at: int, step: int) -> None:
     envs = LoopEnvs(EnvSource(BrokenEnv, {"fault": "bad_reset", "at": at, "only": only, "length": 5}), 2, HERE)
     message = rf"at step {step} of environment {only}: reset\(\) must return an observation and an info dictionary"
@@ -308,22 +299,12 @@ def break_part(monkeypatch: pytest.MonkeyPatch, change: Any) -> LoopEnvs:
     [
         (lambda seen: {**seen, "cue": 9}, "in part 'cue', the observation has a value outside its discrete space"),
         (lambda seen: {**seen, "distraction": np.array(["a", "b"])}, "in part 'distraction', .* says numbers"),
-        (lambda seen: {"cue": seen["cue"]}, "the observation lacks a part: 'distraction'"),
-        (lambda seen: None, "the observation lacks a part: "),
-        # BUG fever/envs.py, _stack: the ValueError of an inner part is caught again one level up, where native_shape()
-        # of a Dict raises KeyError: 'shape'.
-        pytest.param(
-            lambda seen: {**seen, "distraction": np.zeros(3)},
-            r"the observation has shape \(3,\)",
-            marks=pytest.mark.xfail(raises=KeyError, strict=True, reason="KeyError instead of ContractError"),
-        ),
-        pytest.param(
-            lambda seen: {**seen, "nested": {}},
-            "the observation lacks a part: 'flags'",
-            marks=pytest.mark.xfail(raises=KeyError, strict=True, reason="KeyError instead of ContractError"),
-        ),
+        (lambda seen: {**seen, "distraction": np.zeros(3)}, r"in part 'distraction', the observation has shape \(3,\)"),
+        (lambda seen: {"cue": seen["cue"]}, "the observation has no part 'distraction'"),
+        (lambda seen: {**seen, "nested": {}}, "in part 'nested', the observation has no part 'flags'"),
+        (lambda seen: None, "the observation has no part 'cue'"),
     ],
-    ids=["value", "dtype", "missing part", "none", "shape", "missing nested part"],
+    ids=["value", "dtype", "shape", "missing part", "missing nested part", "none"],
 )
 def test_a_broken_part_of_an_observation_is_named(change: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     envs = break_part(monkeypatch, change)
@@ -357,16 +338,12 @@ def test_a_failure_in_the_middle_of_making_them_closes_those_before(tmp_path: Pa
     assert closed(tmp_path) == {"closed-0", "closed-1"}
 
 
-# BUG fever/envs.py, LoopEnvs.__init__ and NativeEnvs.__init__: describe_space() is called outside of any try, so
-# environments whose spaces are refused are never closed.
-@pytest.mark.xfail(strict=True, reason="environments with a refused space stay open")
 def test_environments_whose_space_is_refused_are_closed(tmp_path: Path) -> None:
     with pytest.raises(FeverError):
         LoopEnvs(EnvSource(ClosingEnv, {"folder": tmp_path, "action_space": spaces.Text(5)}), 2, HERE)
     assert closed(tmp_path) == {"closed-0", "closed-1"}
 
 
-@pytest.mark.xfail(strict=True, reason="a vector environment with a refused space stays open")
 def test_a_vector_environment_whose_space_is_refused_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     monkeypatch.setattr(environments.Counter, "action_space", spaces.Sequence(spaces.Discrete(2)))
@@ -394,8 +371,6 @@ def test_closing_twice_closes_once(tmp_path: Path) -> None:
     assert closed(tmp_path) == set()
 
 
-# BUG fever/envs.py, LoopEnvs.__init__: self.close() in the except clause raises its own error in place of the first.
-@pytest.mark.xfail(strict=True, reason="the error of close() hides why the environments could not be made")
 def test_a_close_that_raises_does_not_hide_why_an_environment_could_not_be_made(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="this environment cannot be made"):
         LoopEnvs(EnvSource(ClosingEnv, {"folder": tmp_path, "fails": 2, "sticks": 0}), 3, HERE)

@@ -126,7 +126,7 @@ class PPO:
         learning_rate = config.learning_rate * (left if config.learning_rate_schedule == "linear" else 1.0)
         clip = config.clip * (left if config.clip_schedule == "linear" else 1.0)
         if config.normalize_rewards:
-            self.returns = self.returns.merge(Moments.of(batch["discounted"].reshape(-1)))
+            self.returns = self.returns.merge(Moments.of(batch["discounted"][batch["valid"]]))
             batch["rewards"] = np.clip(batch["rewards"] / np.float32(self.returns.std), -10, 10)
         statistics = self._statistics()
         (params, optimizer_state), metrics = self._jitted_update(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -162,9 +163,13 @@ class Gaussian:
 
     def to_env(self, actions: np.ndarray) -> np.ndarray:
         """Stored actions `[N, D]` to a batch of actions within the environment's bounds."""
-        low, high = np.asarray(self.low, np.float32), np.asarray(self.high, np.float32)
+        low, high = self._bounds
         scaled = low + (actions.clip(-1, 1) + 1) * 0.5 * (high - low)
-        return scaled.astype(self.env_dtype, copy=False).reshape(len(actions), *self.env_shape)
+        return scaled.clip(low, high).astype(self.env_dtype, copy=False).reshape(len(actions), *self.env_shape)
+
+    @cached_property
+    def _bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        return np.asarray(self.low, self.env_dtype), np.asarray(self.high, self.env_dtype)
 
 
 def distribution_for(description: Description) -> Categorical | Gaussian:

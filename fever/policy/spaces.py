@@ -125,13 +125,13 @@ def encode(description: Description, observations: Any) -> np.ndarray:
     if array.shape[1:] != native_shape(description):
         raise ValueError(f"the observation has shape {array.shape[1:]} and its space says {native_shape(description)}")
     if kind == "image":
-        _require_kind(array, "u", "uint8 numbers")
+        _require_bytes(array)
         if description["order"] == "chw":
             return array.transpose(0, 2, 3, 1)
         return array[..., None] if description["order"] == "hw" else array
     if kind == "discrete":
         _require_kind(array, "iub", "whole numbers")
-        index = array.reshape(len(array), -1) - np.asarray(description["starts"])
+        index = array.reshape(len(array), -1).astype(np.int64) - np.asarray(description["starts"])
         sizes = np.asarray(description["sizes"])
         if (index < 0).any() or (index >= sizes).any():
             raise ValueError("the observation has a value outside its discrete space")
@@ -139,7 +139,7 @@ def encode(description: Description, observations: Any) -> np.ndarray:
         np.put_along_axis(hot, index + np.cumsum(sizes) - sizes, 1.0, axis=1)
         return hot
     if kind == "box" and description["dtype"] == "uint8":
-        _require_kind(array, "u", "uint8 numbers")
+        _require_bytes(array)
         return array.reshape(len(array), -1)
     _require_kind(array, "fiub", "numbers")
     return array.reshape(len(array), -1).astype(np.float32, copy=False)
@@ -148,3 +148,8 @@ def encode(description: Description, observations: Any) -> np.ndarray:
 def _require_kind(array: np.ndarray, kinds: str, wanted: str) -> None:
     if array.dtype.kind not in kinds:
         raise ValueError(f"the observation has dtype {array.dtype} and its space says {wanted}")
+
+
+def _require_bytes(array: np.ndarray) -> None:
+    if array.dtype != np.uint8:
+        raise ValueError(f"the observation has dtype {array.dtype} and its space says uint8")
