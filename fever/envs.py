@@ -7,6 +7,7 @@ environment has that, otherwise a plain loop in this process (Gymnasium's SyncVe
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import inspect
 import re
@@ -33,12 +34,18 @@ class EnvSource:
     target: str | Callable[..., Any]
     kwargs: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Take a partial function apart, so that name and arguments say all of it."""
+        if isinstance(self.target, functools.partial) and not self.target.args:
+            object.__setattr__(self, "kwargs", {**self.target.keywords, **self.kwargs})
+            object.__setattr__(self, "target", self.target.func)
+
     @property
     def name(self) -> str:
         """What is written into configurations and messages; `EnvSource(name)` finds it again if it can be imported."""
         if isinstance(self.target, str):
             return self.target
-        named = self.target if hasattr(self.target, "__qualname__") else getattr(self.target, "func", type(self.target))
+        named = self.target if hasattr(self.target, "__qualname__") else type(self.target)
         return f"{named.__module__}:{named.__qualname__}"
 
     def resolve(self) -> tuple[Callable[..., Any] | None, gym.envs.registration.EnvSpec | None]:
@@ -228,9 +235,7 @@ def make_env(source: EnvSource, context: EnvContext, index: int = 0) -> gym.Env:
     """Make one ordinary environment; the caller closes it."""
     factory, spec = source.resolve()
     if spec is not None:
-        entry = spec.entry_point
-        load = gym.envs.registration.load_env_creator
-        constructor = _construct(source, lambda: load(entry)) if isinstance(entry, str) else entry
+        constructor = _entry_point(source, spec.entry_point)
         _check_arguments(source, constructor)
         arguments = {**source.kwargs, **_context_arguments(constructor, context, index)}
         if context.render_mode is not None:
@@ -251,8 +256,7 @@ def make_vector_env(source: EnvSource, count: int, context: EnvContext) -> Vecto
     """Make a natively vectorised environment; the caller closes it."""
     factory, spec = source.resolve()
     if spec is not None:
-        entry = spec.vector_entry_point
-        _check_arguments(source, gym.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry)
+        _check_arguments(source, _entry_point(source, spec.vector_entry_point))
         return _construct(
             source,
             lambda: gym.make_vec(spec, num_envs=count, vectorization_mode="vector_entry_point", **source.kwargs),
@@ -283,6 +287,12 @@ def close_all(envs: list[gym.Env]) -> None:
         raise failure
 
 
+def _entry_point(source: EnvSource, entry: Any) -> Any:
+    """The constructor behind a registered id."""
+    load = gym.envs.registration.load_env_creator
+    return _construct(source, lambda: load(entry)) if isinstance(entry, str) else entry
+
+
 def _check_arguments(source: EnvSource, constructor: Any) -> None:
     """Refuse arguments that a constructor does not have, before anything is made."""
     try:
@@ -291,8 +301,9 @@ def _check_arguments(source: EnvSource, constructor: Any) -> None:
         return
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
+    known = {*parameters, "max_episode_steps"} if isinstance(source.target, str) else set(parameters)  # gym.make's own
     for name in source.kwargs:
-        if name not in parameters:
+        if name not in known:
             raise FeverError(f"{source.name} has no argument {name}; it has: {', '.join(parameters) or 'none'}")
 
 
@@ -332,6 +343,8 @@ def _unknown_environment(name: str) -> str:
 def _import_module(module: str) -> Any:
     try:
         return importlib.import_module(module)
+    except (TypeError, ValueError) as error:  # ".module", ""
+        raise FeverError(f"{module!r} is not the name of a module") from error
     except ModuleNotFoundError as error:
         if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
             raise FeverError(

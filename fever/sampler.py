@@ -143,9 +143,9 @@ class Sampler:
                 for index in np.flatnonzero(step.truncated & ~step.terminated).tolist():
                     if index in step.final:
                         last = step.final[index][None]
+                        if not np.isfinite(last).all():
+                            raise self._broken("observation", last.sum(), self.steps_taken + t + 1, index)
                         bootstrap[t, index] = network.values(params, last, self.state[index : index + 1])[0]
-                        if np.isnan(bootstrap[t, index]):
-                            raise self._broken("observation", np.nan, self.steps_taken + t + 1, index)
             self.first, self.phantom = (self.phantom, ended) if self.envs.next_step else (ended, self.phantom)
         observations[steps], first[steps] = self.observation, self.first
         self._check(observations, rewards)

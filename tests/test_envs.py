@@ -69,6 +69,17 @@ def test_a_partial_function_is_a_factory_too() -> None:
     assert LoopEnvs(EnvSource(functools.partial(TimeLimitEnv, limit=3)), 1, HERE).envs[0].limit == 3
 
 
+def test_the_name_and_kwargs_of_a_partial_function_find_it_again() -> None:
+    source = EnvSource(functools.partial(TimeLimitEnv, limit=3))
+    assert made(source.name, **source.kwargs).limit == 3
+
+
+def test_the_time_limit_of_a_registered_environment_can_be_set() -> None:
+    env = make_env(EnvSource("Pendulum-v1", {"max_episode_steps": 50}), HERE)
+    assert env.spec is not None
+    assert env.spec.max_episode_steps == 50
+
+
 def test_arguments_reach_the_constructor() -> None:
     assert made(TimeLimitEnv, limit=9).limit == 9
     assert made("Pendulum-v1", g=1.5).g == 1.5
@@ -141,10 +152,11 @@ def test_a_missing_package_is_named(missing: str, message: str) -> None:
         made(factory)
 
 
-def test_a_registered_environment_whose_module_is_missing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["entry_point", "vector_entry_point"])
+def test_a_registered_environment_whose_module_is_missing_says_so(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gym.envs.registration, "registry", gym.registry.copy())
     monkeypatch.setattr(gym, "registry", gym.envs.registration.registry)
-    gym.register("FeverMissing-v0", entry_point="a_package_that_is_missing:Env")
+    gym.register("FeverMissing-v0", **{kind: "a_package_that_is_missing:Env"})
     with pytest.raises(FeverError, match=r"FeverMissing-v0 needs a package that is not installed: .*a_package_that_is"):
         make_envs(EnvSource("FeverMissing-v0"), 1, HERE)
 

@@ -392,8 +392,11 @@ def test_gradients_of_images_in_chunks_add_up_to_those_of_the_minibatch(monkeypa
         monkeypatch.setattr(fever.algos.ppo, "IMAGE_CHUNK", chunk)
         ppo = make(ImageEnv, convolutions=((4, 4, 2),), convolution_features=8, epochs=1, entropy_coefficient=0.1)
         without_optimizer(ppo)
-        metrics = ppo.learn([collect(ppo, ImageEnv)])
-        learned.append((ppo, metrics))
+        fragment = collect(ppo, ImageEnv)
+        observations = fragment.arrays["observations"]
+        values = ppo.network.values(ppo.params, observations.reshape(36, 10, 12, 3), np.zeros((36, 0))).reshape(9, 4)
+        np.testing.assert_allclose(ppo._values(ppo.params, fragment.arrays), values, rtol=1e-4, atol=1e-5)
+        learned.append((ppo, ppo.learn([fragment])))
     (chunked, chunked_metrics), (whole, whole_metrics) = learned
     assert chunked_metrics == pytest.approx(whole_metrics, rel=1e-3, abs=1e-5)
     start = make(ImageEnv, convolutions=((4, 4, 2),), convolution_features=8)

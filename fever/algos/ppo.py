@@ -64,7 +64,7 @@ class PPO:
         self._check_sizes()
 
         self.rng = np.random.default_rng(np.random.SeedSequence([task.seed, 0x99]))
-        self.params: Params = self.network.init(self.rng)
+        self.params: Params = jax.device_put(self.network.init(self.rng))
         self.optimizer = optax.flatten(  # one vector: compiles in two thirds of the time
             optax.chain(optax.clip_by_global_norm(config.max_gradient_norm), optax.scale_by_adam(eps=1e-5))
         )
