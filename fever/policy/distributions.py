@@ -164,8 +164,9 @@ class Gaussian:
     def to_env(self, actions: np.ndarray) -> np.ndarray:
         """Stored actions `[N, D]` to a batch of actions within the environment's bounds."""
         low, high = self._bounds
-        scaled = low + (actions.clip(-1, 1) + 1) * 0.5 * (high - low)
-        return scaled.clip(low, high).astype(self.env_dtype, copy=False).reshape(len(actions), *self.env_shape)
+        scaled = (low + high) / 2 + actions * ((high - low) / 2)
+        inside = np.minimum(np.maximum(scaled, low), high)  # several times faster than clip on small arrays
+        return inside.astype(self.env_dtype, copy=False).reshape(len(actions), *self.env_shape)
 
     @cached_property
     def _bounds(self) -> tuple[np.ndarray, np.ndarray]:

@@ -145,7 +145,7 @@ class Network:
         outputs = self._head(params, "policy", features, xp)
         if self.log_std is None:
             return outputs
-        return xp.concatenate([outputs, xp.broadcast_to(params["policy/log_std"], outputs.shape)], axis=-1)
+        return xp.concatenate([outputs, xp.zeros_like(outputs) + params["policy/log_std"]], axis=-1)
 
     def value(self, params: Params, features: Any, xp: Any = np) -> Any:
         """Values `[...]`."""
