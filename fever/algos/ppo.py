@@ -21,8 +21,10 @@ from fever.normalize import Moments
 from fever.policy import Params, distribution_for
 from fever.returns import gae
 from fever.sampler import Fragment
+from fever.vector import Vectorizer
 from fever.workers import Workers
 
+LOSS_METRICS = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction")
 IMAGE_CHUNK = 32  # rows of images whose patches stay in a CPU's cache
 
 
@@ -64,10 +66,10 @@ class PPO:
         self._check_sizes()
 
         self.rng = np.random.default_rng(np.random.SeedSequence([task.seed, 0x99]))
-        self.params: Params = jax.device_put(self.network.init(self.rng))
-        self.optimizer = optax.flatten(  # one vector: compiles in two thirds of the time
-            optax.chain(optax.clip_by_global_norm(config.max_gradient_norm), optax.scale_by_adam(eps=1e-5))
-        )
+        params = self.network.init(self.rng)
+        self.vectorizer = Vectorizer(params)
+        self.params = jnp.asarray(self.vectorizer.pack(params))  # [P], all weights as one vector
+        self.optimizer = optax.chain(optax.clip_by_global_norm(config.max_gradient_norm), optax.scale_by_adam(eps=1e-5))
         self.optimizer_state = self.optimizer.init(self.params)
         self.normalizes = config.normalize_observations and self.network.input_dtype != "uint8"
         self.observations = Moments.start(self.network.input_shape)
@@ -108,8 +110,7 @@ class PPO:
 
     def weights(self) -> Params:
         """The network's weights, with the observation statistics that it normalises by."""
-        weights = {name: np.asarray(value) for name, value in self.params.items()}
-        return {**weights, **self._statistics()}
+        return {**self.vectorizer.unpack(np.asarray(self.params)), **self._statistics()}
 
     def _statistics(self) -> Params:
         if not self.normalizes:
@@ -151,11 +152,11 @@ class PPO:
         return self.rng.permuted(orders, axis=1).reshape(-1, config.minibatch // length)
 
     def _update(
-        self, params: Params, optimizer_state: Any, batch: Params, statistics: Params, orders: Any, rate: Any, clip: Any
-    ) -> tuple[tuple[Params, Any], dict[str, jax.Array]]:
+        self, params: Any, optimizer_state: Any, batch: Params, statistics: Params, orders: Any, rate: Any, clip: Any
+    ) -> tuple[tuple[Any, Any], dict[str, jax.Array]]:
         """Advantages, then every epoch's minibatches. Compiled once: all shapes are fixed for a run."""
         config, network, distribution = self.config, self.network, self.distribution
-        values = self._values({**params, **statistics}, batch)  # [T+1, B]
+        values = self._values({**self.vectorizer.unpack(params), **statistics}, batch)  # [T+1, B]
         next_values = jnp.where(jnp.isnan(batch["bootstrap"]), values[1:], batch["bootstrap"])
         advantages = gae(
             batch["rewards"], values[:-1], next_values, batch["terminated"], batch["truncated"],
@@ -174,68 +175,66 @@ class PPO:
         if network.recurrent == "none":  # every step is a column of its own
             rows = {name: value.reshape(1, -1, *value.shape[2:]) for name, value in rows.items()}
 
-        def loss(params: Params, rows: Params, state: Any, total: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+        def loss(params: Params, rows: Params, state: Any, total: Any) -> tuple[jax.Array, jax.Array]:
             """Sums over rows `[L, columns]` divided by `total`, so that chunks of a minibatch add up to it."""
-            features = network.unroll({**params, **statistics}, rows["observations"], state, rows["first"])
-            outputs, values = network.policy(params, features, jnp), network.value(params, features, jnp)
-
-            def mean(x: jax.Array) -> jax.Array:
-                return (x * rows["valid"]).sum() / total
+            weights = {**params, **statistics}
+            features = network.unroll(weights, rows["observations"], state, rows["first"])
+            outputs, values = network.policy(weights, features, jnp), network.value(weights, features, jnp)
 
             log_ratio = distribution.log_prob(outputs, rows["actions"], jnp) - rows["log_probs"]
             ratio = jnp.exp(log_ratio)
             clipped = jnp.clip(ratio, 1 - clip, 1 + clip)
-            policy_loss = -mean(jnp.minimum(ratio * rows["advantages"], clipped * rows["advantages"]))
             value_error = (values - rows["returns"]) ** 2
             if config.value_clip is not None:
                 near = rows["values"] + jnp.clip(values - rows["values"], -config.value_clip, config.value_clip)
                 value_error = jnp.maximum(value_error, (near - rows["returns"]) ** 2)
-            value_loss, entropy = mean(value_error), mean(distribution.entropy(outputs, jnp))
-            objective = policy_loss + config.value_coefficient * value_loss - config.entropy_coefficient * entropy
-            return objective, {
-                "policy_loss": policy_loss,
-                "value_loss": value_loss,
-                "entropy": entropy,
-                "kl": mean(ratio - 1 - log_ratio),  # the low-variance estimate, Schulman 2020
-                "clip_fraction": mean(jnp.abs(ratio - 1) > clip),
-            }
+            terms = [  # as named in LOSS_METRICS
+                -jnp.minimum(ratio * rows["advantages"], clipped * rows["advantages"]),
+                value_error,
+                distribution.entropy(outputs, jnp),
+                ratio - 1 - log_ratio,  # the low-variance estimate of the KL divergence, Schulman 2020
+                (jnp.abs(ratio - 1) > clip).astype(jnp.float32),
+            ]
+            means = (jnp.stack(terms) * rows["valid"]).sum((1, 2)) / total  # one reduction: quick to compile
+            return means[0] + config.value_coefficient * means[1] - config.entropy_coefficient * means[2], means
 
-        def gradient_step(carry: Any, order: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
+        def gradient_step(carry: Any, order: jax.Array) -> tuple[Any, jax.Array]:
             params, optimizer_state, active = carry
             minibatch = {name: value[:, order] for name, value in rows.items()}
             valid = minibatch["valid"]
             total = jnp.maximum(valid.sum(), 1.0)
             if config.normalize_advantages:
-                mean = (minibatch["advantages"] * valid).sum() / total
-                centred = minibatch["advantages"] - mean
+                centred = minibatch["advantages"] - (minibatch["advantages"] * valid).sum() / total
                 deviation = jnp.sqrt((centred**2 * valid).sum() / total)
                 minibatch["advantages"] = centred / (deviation + 1e-8)
             state = batch["state"] if network.recurrent == "none" else batch["state"][order]
-            gradients, metrics = self._gradients(loss, params, minibatch, state, total)
-            metrics["gradient_norm"] = optax.tree.norm(gradients)
+            gradients, means = self._gradients(loss, self.vectorizer.unpack(params), minibatch, state, total)
+            gradient = self.vectorizer.pack(gradients, jnp)  # [P]
+            updates, new_state = self.optimizer.update(gradient, optimizer_state)
+            new_params = params - rate * updates
             if config.target_kl is not None:
-                active = active & (metrics["kl"] <= 1.5 * config.target_kl)
-            updates, new_state = self.optimizer.update(gradients, optimizer_state)
-            new_params = {name: params[name] - rate * updates[name] for name in params}
-            if config.target_kl is not None:
+                active = active & (means[LOSS_METRICS.index("kl")] <= 1.5 * config.target_kl)
                 new_params, new_state = jax.tree.map(
                     lambda new, old: jnp.where(active, new, old), (new_params, new_state), (params, optimizer_state)
                 )
-            return (new_params, new_state, active), {**metrics, "updates": active.astype(jnp.float32)}
+            norm = jnp.sqrt((gradient**2).sum())
+            return (new_params, new_state, active), jnp.stack([*means, norm, active.astype(jnp.float32)])
 
         carry = (params, optimizer_state, jnp.asarray(True))
         (params, optimizer_state, _), history = jax.lax.scan(gradient_step, carry, orders)
-        metrics = {name: value.mean() for name, value in history.items()}
-        metrics["kl"] = history["kl"][-1]
-        metrics["updates"] = history["updates"].sum()
+        metrics = dict(zip((*LOSS_METRICS, "gradient_norm", "updates"), history.mean(0), strict=True))
+        metrics["kl"] = history[-1, LOSS_METRICS.index("kl")]
+        metrics["updates"] = history[:, -1].sum()
+        pair = jnp.stack(
+            [rows["returns"], advantages.reshape(rows["returns"].shape)]
+        )  # and what values left unexplained
         weight = rows["valid"] / rows["valid"].sum()
-        spread = (weight * (rows["returns"] - (weight * rows["returns"]).sum()) ** 2).sum()
-        residual = advantages.reshape(weight.shape)
-        residual = (weight * (residual - (weight * residual).sum()) ** 2).sum()
-        metrics["explained_variance"] = 1 - residual / (spread + 1e-8)
+        centred = pair - (pair * weight).sum((1, 2), keepdims=True)
+        spread, unexplained = (centred**2 * weight).sum((1, 2))
+        metrics["explained_variance"] = 1 - unexplained / (spread + 1e-8)
         return (params, optimizer_state), metrics
 
-    def _gradients(self, loss: Any, params: Params, rows: Params, state: Any, total: Any) -> tuple[Params, Params]:
+    def _gradients(self, loss: Any, params: Params, rows: Params, state: Any, total: Any) -> tuple[Params, jax.Array]:
         """Gradients and metrics of one minibatch; of images in chunks that stay in the cache, added up."""
         differentiate = jax.grad(loss, has_aux=True)
         columns = rows["valid"].shape[1]
@@ -248,8 +247,7 @@ class PPO:
         def add(sums: Any, chunk: Params) -> tuple[Any, None]:
             return jax.tree.map(jnp.add, sums, differentiate(params, chunk, state, total)), None
 
-        first = jax.eval_shape(differentiate, params, jax.tree.map(lambda x: x[0], chunks), state, total)
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), first)
+        zeros = jax.tree.map(jnp.zeros_like, params), jnp.zeros(len(LOSS_METRICS))
         return jax.lax.scan(add, zeros, chunks)[0]
 
     def _values(self, weights: Params, batch: Params) -> jax.Array:
@@ -268,7 +266,7 @@ class PPO:
         """Weights, optimiser, statistics, counters and the random generator."""
         leaves = jax.tree.leaves(self.optimizer_state)
         arrays = {f"optimizer/{index}": np.asarray(leaf) for index, leaf in enumerate(leaves)}
-        arrays |= {f"params/{name}": np.asarray(value) for name, value in self.params.items()}
+        arrays["params"] = np.asarray(self.params)
         arrays |= self.observations.arrays("observations") | self.returns.arrays("returns")
         return State(arrays, {"steps": self.steps, "rng": self.rng.bit_generator.state})
 
@@ -276,7 +274,7 @@ class PPO:
         """Continue from what `state` returned."""
         arrays = state.arrays
         old, structure = jax.tree.flatten(self.optimizer_state)
-        self.params = {name: jnp.asarray(arrays[f"params/{name}"]) for name in self.params}
+        self.params = jnp.asarray(arrays["params"])
         leaves = [jnp.asarray(arrays[f"optimizer/{index}"]) for index in range(len(old))]
         self.optimizer_state = jax.tree.unflatten(structure, leaves)
         self.observations = Moments.from_arrays("observations", arrays)

@@ -92,8 +92,8 @@ class Categorical:
         return self._logits(parameters).argmax(-1).astype(np.int32)
 
     def log_prob(self, parameters: Any, actions: Any, xp: Any = np) -> Any:
-        chosen = xp.take_along_axis(self._log_probabilities(parameters, xp), actions[..., None], axis=-1)
-        return chosen[..., 0].sum(-1)
+        chosen = actions[..., None] == np.arange(max(self.sizes))  # a product fuses in XLA, a gather does not
+        return (self._log_probabilities(parameters, xp) * chosen).sum((-1, -2))
 
     def entropy(self, parameters: Any, xp: Any = np) -> Any:
         log_probabilities = self._log_probabilities(parameters, xp)
