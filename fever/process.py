@@ -29,6 +29,15 @@ def prepare_jax(device: str) -> None:
         raise FeverError('JAX sees no GPU here; install it with: pip install "jax[cuda12]", or leave --device out')
 
 
+def limit_learner_threads(small: bool) -> None:
+    """Let XLA compute on one thread where the network is small: handing such pieces around costs more than it saves.
+
+    Works until JAX computes for the first time in this process; compilation still uses all cores.
+    """
+    if small:
+        os.environ.setdefault("PJRT_NPROC", "1")
+
+
 def facts() -> dict[str, Any]:
     """Versions, machine and git state, for the run directory."""
     import platform

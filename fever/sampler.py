@@ -24,7 +24,7 @@ class SamplerSpec:
     network: Network
     envs: int  # N, environments stepped together
     steps: int  # T, steps of each environment in a fragment
-    gamma: float  # discount of the running returns that reward normalisation looks at
+    gamma: float | None  # discount of the running returns that reward normalisation looks at; None: nobody does
     seed: int
     worker_index: int = 0
     generation: int = 0  # how often this worker was started before: every start gets fresh random streams
@@ -59,7 +59,7 @@ class Fragment:
     | valid | `[T, N]` bool | false for the phantom step of next-step autoreset: never learn from it |
     | bootstrap | `[T, N]` | value of the state reached, where `observations[t+1]` is already the next episode's and the
     |           |          | episode was truncated; NaN elsewhere |
-    | discounted | `[T, N]` | running discounted return of the episode so far |
+    | discounted | `[T, N]` | running discounted return of the episode so far (if the sampler has a gamma) |
     | state | `[N, S]` | recurrent state before the first row |
     """
 
@@ -97,10 +97,11 @@ class Sampler:
             self.envs.close()
             raise
         self.host = socket.gethostname()
-        self.first = np.ones(spec.envs, bool)
-        self.phantom = np.zeros(spec.envs, bool)
         self.state = spec.network.initial_state(spec.envs)
-        self.returns = np.zeros(spec.envs)
+        # Which episodes ended in the last two steps: from it follow where episodes begin and which steps are phantoms.
+        begins = [True, False] if self.envs.next_step else [False, True]
+        self.ended = np.repeat(np.array(begins)[:, None], spec.envs, axis=1)  # [2, N]
+        self.returns = np.zeros(spec.envs)  # of the running episodes, as are the next two
         self.lengths = np.zeros(spec.envs, np.int64)
         self.discounted = np.zeros(spec.envs, np.float32)
         self.steps_taken = 0
@@ -110,49 +111,46 @@ class Sampler:
         begin = perf_counter()
         steps, count, network, distribution = self.spec.steps, self.spec.envs, self.spec.network, self.distribution
         observations = np.empty((steps + 1, *self.observation.shape), self.observation.dtype)
-        first = np.empty((steps + 1, count), bool)
         actions = np.empty((steps, count, *distribution.action_shape), distribution.action_dtype)
         outputs = np.empty((steps, count, distribution.outputs), np.float32)
         rewards = np.empty((steps, count), np.float32)
-        terminated, truncated, valid = (np.empty((steps, count), bool) for _ in range(3))
+        terminated, truncated = np.empty((steps, count), bool), np.empty((steps, count), bool)
         bootstrap = np.full((steps, count), np.nan, np.float32)
+        ended = np.concatenate([self.ended, np.empty((steps, count), bool)])  # [2 + T, N]: row t + 2 is step t
+        first = ended[: steps + 1] if self.envs.next_step else ended[1:]  # [T + 1, N]
         state = self.state
         noise = distribution.noise(self.rng, (steps, count))
-        episodes: list[Episode] = []
+        endings: list[tuple[int, dict[int, dict[str, Any]]]] = []
         env_seconds = inference_seconds = 0.0
         for t in range(steps):
-            observations[t], first[t], valid[t] = self.observation, self.first, ~self.phantom
             before = perf_counter()
+            observations[t] = self.observation
             if network.state_size:
-                self.state = np.where(self.first[:, None], np.float32(0), self.state)
+                self.state = np.where(first[t][:, None], np.float32(0), self.state)
             outputs[t], self.state = network.act(params, self.observation, self.state)
-            actions[t] = distribution.sample(outputs[t], noise[t])
-            env_actions = distribution.to_env(actions[t])
+            action = actions[t] = distribution.sample(outputs[t], noise[t])
+            env_actions = distribution.to_env(action)
             between = perf_counter()
             step = self.envs.step(env_actions)
             env_seconds += perf_counter() - between
             inference_seconds += between - before
 
             rewards[t], terminated[t], truncated[t] = step.rewards, step.terminated, step.truncated
+            np.logical_or(step.terminated, step.truncated, out=ended[t + 2])
             self.observation = step.observations
-            self.returns += step.rewards
-            self.lengths += valid[t]
-            ended = step.terminated | step.truncated
-            if ended.any():
-                episodes += self._finish(np.flatnonzero(ended).tolist(), step.infos)
+            if step.infos:
+                endings.append((t, step.infos))
                 for index in np.flatnonzero(step.truncated & ~step.terminated).tolist():
                     if index in step.final:
-                        last = step.final[index][None]
-                        if not np.isfinite(last).all():
-                            raise self._broken("observation", last.sum(), self.steps_taken + t + 1, index)
-                        bootstrap[t, index] = network.values(params, last, self.state[index : index + 1])[0]
-            self.first, self.phantom = (self.phantom, ended) if self.envs.next_step else (ended, self.phantom)
-        observations[steps], first[steps] = self.observation, self.first
+                        bootstrap[t, index] = self._value_of_last(params, step.final[index], index, t)
+        observations[steps] = self.observation
+        valid = ~ended[1:-1] if self.envs.next_step else np.ones((steps, count), bool)
         self._check(observations, rewards)
         self.steps_taken += steps
+        self.ended = ended[-2:]
         arrays = {
             "observations": observations,
-            "first": first,
+            "first": first.copy(),
             "actions": actions,
             "log_probs": distribution.log_prob(outputs, actions).astype(np.float32),
             "rewards": rewards,
@@ -160,26 +158,39 @@ class Sampler:
             "truncated": truncated,
             "valid": valid,
             "bootstrap": bootstrap,
-            "discounted": self._discount(rewards, terminated | truncated),
             "state": state,
         }
+        if self.spec.gamma is not None:
+            arrays["discounted"] = self._discount(rewards, ended[2:], self.spec.gamma)
+        episodes = self._episodes(rewards * valid, valid, endings)
         seconds = {"env": env_seconds, "inference": inference_seconds, "total": perf_counter() - begin}
         return Fragment(arrays, episodes, self.spec.worker_index, version, seconds, self.host)
 
-    def _finish(self, indices: list[int], infos: dict[int, dict[str, Any]]) -> list[Episode]:
-        """Close the books of the episodes that just ended."""
+    def _value_of_last(self, params: Params, observation: np.ndarray, index: int, t: int) -> float:
+        """Value of the last observation of an episode that was truncated and already reset, step t of the fragment."""
+        if not np.isfinite(observation).all():
+            raise self._broken("observation", observation.sum(), self.steps_taken + t + 1, index)
+        return self.spec.network.values(params, observation[None], self.state[index : index + 1])[0]
+
+    def _episodes(self, rewards: np.ndarray, valid: np.ndarray, endings: list[tuple[int, Any]]) -> list[Episode]:
+        """The episodes that ended in this fragment, and the books of those that go on."""
+        totals = self.returns + np.cumsum(rewards, axis=0, dtype=np.float64)  # [T, N], as if no episode had ended
+        lengths = self.lengths + np.cumsum(valid, axis=0)
+        counted, taken = np.zeros_like(totals[0]), np.zeros_like(lengths[0])  # of the episodes that did end
         episodes = []
-        for index in indices:
-            info = scalars(infos.get(index, {}))
-            episodes.append(Episode(float(self.returns[index]), int(self.lengths[index]), index, info))
-            self.returns[index] = self.lengths[index] = 0
+        for t, infos in endings:
+            for index, info in infos.items():
+                total, length = float(totals[t, index] - counted[index]), int(lengths[t, index] - taken[index])
+                episodes.append(Episode(total, length, index, scalars(info)))
+                counted[index], taken[index] = totals[t, index], lengths[t, index]
+        self.returns, self.lengths = totals[-1] - counted, lengths[-1] - taken
         return episodes
 
-    def _discount(self, rewards: np.ndarray, ended: np.ndarray) -> np.ndarray:
+    def _discount(self, rewards: np.ndarray, ended: np.ndarray, gamma: float) -> np.ndarray:
         """Running discounted returns `[T, N]`, carried over fragment borders and cut where episodes end."""
         discounted = np.empty_like(rewards)
         for t in range(len(rewards)):
-            self.discounted = discounted[t] = self.discounted * np.float32(self.spec.gamma) + rewards[t]
+            self.discounted = discounted[t] = self.discounted * np.float32(gamma) + rewards[t]
             self.discounted = np.where(ended[t], np.float32(0), self.discounted)
         return discounted
 

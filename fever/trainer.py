@@ -19,13 +19,15 @@ from fever.errors import FeverError
 from fever.layout import choose_workers
 from fever.policy import Policy
 from fever.policy.spaces import Description
-from fever.process import Interrupts, facts, log_to_file, prepare_jax
+from fever.process import Interrupts, facts, limit_learner_threads, log_to_file, prepare_jax
 from fever.run import WEIGHTS_PREFIX, Run
 from fever.sampler import SamplerSpec
 
 if TYPE_CHECKING:
     from fever.algos import Algorithm, Iteration
     from fever.workers import Workers
+
+SMALL_WIDTH = 256  # units of a hidden layer up to which a learner on a CPU is fastest on one thread
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,8 @@ class Trainer:
         from fever.algos import Task, find_algorithm
 
         config = self.config
+        widths = getattr(self.settings, "hidden", None) or ()
+        limit_learner_threads(self.observation["type"] != "image" and max(widths, default=0) <= SMALL_WIDTH)
         assert isinstance(config.workers, int)
         task = Task(
             name=self.source.name,
@@ -152,7 +156,7 @@ class Trainer:
                 network=self.algorithm.network,
                 envs=self.config.envs,
                 steps=self.algorithm.fragment_steps,
-                gamma=self.algorithm.gamma,
+                gamma=self.algorithm.return_discount,
                 seed=self.config.seed,
                 workdir=run.path.resolve() / "work",
             )

@@ -55,7 +55,7 @@ def make(
 def collect(ppo: PPO, target: Any = CounterEnv, seed: int = 0, skip: int = 1) -> Fragment:
     """A fragment of all the environments of a batch; not the very first, so that recurrent states are not zero."""
     source, envs = EnvSource(target), ppo.task.envs * ppo.fragments
-    spec = SamplerSpec(source, ppo.network, envs, ppo.fragment_steps, ppo.gamma, seed)
+    spec = SamplerSpec(source, ppo.network, envs, ppo.fragment_steps, 0.99, seed)
     sampler = Sampler(spec, ppo.task.observation, ppo.task.action)
     return [sampler.sample(ppo.weights()) for _ in range(skip + 1)][-1]
 
@@ -77,13 +77,13 @@ def changed(fragment: Fragment, **arrays: np.ndarray) -> Fragment:
 
 
 def assert_same_weights(here: PPO, there: PPO, **tolerance: float) -> None:
-    assert here.params.keys() == there.params.keys()
+    assert here.weights().keys() == there.weights().keys()
     for name, value in here.weights().items():
         np.testing.assert_allclose(value, there.weights()[name], err_msg=name, **{"rtol": 0, **tolerance})
 
 
 def differ(here: PPO, there: PPO) -> bool:
-    return any(not np.allclose(value, there.params[name], atol=1e-6) for name, value in here.params.items())
+    return any(not np.allclose(value, there.weights()[name], atol=1e-6) for name, value in here.weights().items())
 
 
 def without_optimizer(ppo: PPO) -> None:
@@ -198,7 +198,7 @@ def test_two_gradient_steps_are_those_of_the_plain_formula() -> None:
         entropy_coefficient=0.2, normalize_observations=False, normalize_rewards=False,
     )  # fmt: skip
     without_optimizer(ppo)
-    fragment, before = collect(ppo), ppo.params
+    fragment, before = collect(ppo), ppo.weights()
     noise = np.random.default_rng(0).normal(0, 0.3, (8, 4)).astype(np.float32)  # so that some ratios are clipped
     batch = changed(fragment, log_probs=fragment.arrays["log_probs"] + noise).arrays
     observations = batch["observations"]
@@ -217,14 +217,15 @@ def test_two_gradient_steps_are_those_of_the_plain_formula() -> None:
         change = np.asarray(value) - before[name]
         assert np.abs(change).max() > 1e-5, name
         np.testing.assert_allclose(
-            ppo.params[name] - before[name], change, rtol=0.01, atol=np.abs(change).max() / 1000, err_msg=name
+            ppo.weights()[name] - before[name], change, rtol=0.01, atol=np.abs(change).max() / 1000, err_msg=name
         )
 
 
 def test_every_sequence_of_a_minibatch_begins_with_its_own_state() -> None:
     # Without a change of weights the acting and the learning policy agree, but only from the same recurrent states.
     ppo = make(recurrent="lstm", learning_rate=1e-12)
-    ppo.params = {name: value * (100 if name == "policy/w" else 1) for name, value in ppo.params.items()}
+    larger = {name: value * (100 if name == "policy/w" else 1) for name, value in ppo.weights().items()}
+    ppo.params = jax.numpy.asarray(ppo.vectorizer.pack(larger))
     fragment = collect(ppo)
     metrics = ppo.learn([fragment])
     assert metrics["clip_fraction"] == 0
@@ -326,7 +327,7 @@ def test_schedules_fall_to_nothing_at_the_last_step_and_stay_there() -> None:
     for _ in range(4):
         metrics = ppo.learn([fragment])
         history.append((metrics["learning_rate"], metrics["clip"]))
-        weights.append(np.asarray(ppo.params["policy/w"]))
+        weights.append(ppo.weights()["policy/w"])
     assert history == [pytest.approx(pair) for pair in ((0.01, 0.3), (0.005, 0.15), (0.0, 0.0), (0.0, 0.0))]
     assert not np.allclose(weights[0], weights[1], atol=1e-6)
     np.testing.assert_array_equal(weights[1], weights[2])
@@ -350,7 +351,7 @@ def test_a_loss_that_is_no_number_is_refused_and_the_weights_stay() -> None:
 
 def test_the_loop_compiles_once_and_keeps_its_books(caplog: pytest.LogCaptureFixture) -> None:
     ppo = make(IdentityEnv)
-    spec = SamplerSpec(EnvSource(IdentityEnv), ppo.network, 4, 8, ppo.gamma, 0)
+    spec = SamplerSpec(EnvSource(IdentityEnv), ppo.network, 4, 8, 0.99, 0)
     workers = LocalWorkers(spec, ppo.task.observation, ppo.task.action)
     sizes = []
     with jax.log_compiles():
@@ -394,13 +395,13 @@ def test_gradients_of_images_in_chunks_add_up_to_those_of_the_minibatch(monkeypa
         without_optimizer(ppo)
         fragment = collect(ppo, ImageEnv)
         observations = fragment.arrays["observations"]
-        values = ppo.network.values(ppo.params, observations.reshape(36, 10, 12, 3), np.zeros((36, 0))).reshape(9, 4)
-        np.testing.assert_allclose(ppo._values(ppo.params, fragment.arrays), values, rtol=1e-4, atol=1e-5)
+        values = ppo.network.values(ppo.weights(), observations.reshape(36, 10, 12, 3), np.zeros((36, 0))).reshape(9, 4)
+        np.testing.assert_allclose(ppo._values(ppo.weights(), fragment.arrays), values, rtol=1e-4, atol=1e-5)
         learned.append((ppo, ppo.learn([fragment])))
     (chunked, chunked_metrics), (whole, whole_metrics) = learned
     assert chunked_metrics == pytest.approx(whole_metrics, rel=1e-3, abs=1e-5)
     start = make(ImageEnv, convolutions=((4, 4, 2),), convolution_features=8)
-    for name, value in start.params.items():
-        there = np.asarray(whole.params[name]) - value
+    for name, value in start.weights().items():
+        there = whole.weights()[name] - value
         assert np.abs(there).max() > 0
-        np.testing.assert_allclose(chunked.params[name] - value, there, rtol=0.01, atol=np.abs(there).max() / 1000)
+        np.testing.assert_allclose(chunked.weights()[name] - value, there, rtol=0.01, atol=np.abs(there).max() / 1000)

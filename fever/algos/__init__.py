@@ -61,7 +61,7 @@ class Algorithm(Protocol):
     Config: ClassVar[type[Settings]]
     network: Network
     fragment_steps: int  # T of the fragments it wants
-    gamma: float
+    return_discount: float | None  # of the running returns in its fragments; None: it needs none
     steps: int  # environment steps learned from so far
 
     def __init__(self, config: Any, task: Task) -> None: ...

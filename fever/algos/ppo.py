@@ -24,7 +24,8 @@ from fever.sampler import Fragment
 from fever.vector import Vectorizer
 from fever.workers import Workers
 
-LOSS_METRICS = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction")
+STEP_METRICS = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "gradient_norm", "updates")
+KL = STEP_METRICS.index("kl")
 IMAGE_CHUNK = 32  # rows of images whose patches stay in a CPU's cache
 
 
@@ -61,7 +62,8 @@ class PPO:
         self.config, self.task = config, task
         self.network = build_network(config, task)
         self.distribution = distribution_for(task.action)
-        self.fragment_steps, self.gamma = config.steps, config.gamma
+        self.fragment_steps = config.steps
+        self.return_discount = config.gamma if config.normalize_rewards else None
         self.fragments = max(1, task.workers)
         self._check_sizes()
 
@@ -127,21 +129,28 @@ class PPO:
         learning_rate = config.learning_rate * (left if config.learning_rate_schedule == "linear" else 1.0)
         clip = config.clip * (left if config.clip_schedule == "linear" else 1.0)
         if config.normalize_rewards:
-            self.returns = self.returns.merge(Moments.of(batch["discounted"][batch["valid"]]))
+            self.returns = self.returns.merge(Moments.of(batch.pop("discounted")[batch["valid"]]))
             batch["rewards"] = np.clip(batch["rewards"] / np.float32(self.returns.std), -10, 10)
         statistics = self._statistics()
-        (params, optimizer_state), metrics = self._jitted_update(
+        params, optimizer_state, history, explained_variance = self._jitted_update(
             self.params, self.optimizer_state, batch, statistics, self._orders(), learning_rate, clip
         )
-        metrics = {name: float(value) for name, value in metrics.items()}
-        if not np.isfinite([metrics["policy_loss"], metrics["value_loss"], metrics["gradient_norm"]]).all():
+        history = np.asarray(history, np.float64)
+        if not np.isfinite(history).all():
             raise TrainingError("the loss is not a number any more; a smaller learning_rate usually helps")
         self.params, self.optimizer_state = params, optimizer_state
         if self.normalizes:
             seen = batch["observations"][:-1]
             self.observations = self.observations.merge(Moments.of(seen.reshape(-1, *seen.shape[2:])))
         self.steps += int(batch["valid"].sum())
-        return {**metrics, "learning_rate": learning_rate, "clip": clip}
+        return {
+            **dict(zip(STEP_METRICS, history.mean(0).tolist(), strict=True)),
+            "kl": float(history[-1, KL]),
+            "updates": float(history[:, -1].sum()),
+            "explained_variance": float(explained_variance),
+            "learning_rate": learning_rate,
+            "clip": clip,
+        }
 
     def _orders(self) -> np.ndarray:
         """Which columns go into which gradient step: int32 `[epochs * minibatches, columns]`, shuffled each epoch."""
@@ -153,8 +162,11 @@ class PPO:
 
     def _update(
         self, params: Any, optimizer_state: Any, batch: Params, statistics: Params, orders: Any, rate: Any, clip: Any
-    ) -> tuple[tuple[Any, Any], dict[str, jax.Array]]:
-        """Advantages, then every epoch's minibatches. Compiled once: all shapes are fixed for a run."""
+    ) -> tuple[Any, Any, jax.Array, jax.Array]:
+        """Advantages, then every epoch's minibatches. Compiled once: all shapes are fixed for a run.
+
+        Returns the new weights and optimiser state, STEP_METRICS of every gradient step, and the explained variance.
+        """
         config, network, distribution = self.config, self.network, self.distribution
         values = self._values({**self.vectorizer.unpack(params), **statistics}, batch)  # [T+1, B]
         next_values = jnp.where(jnp.isnan(batch["bootstrap"]), values[1:], batch["bootstrap"])
@@ -188,7 +200,7 @@ class PPO:
             if config.value_clip is not None:
                 near = rows["values"] + jnp.clip(values - rows["values"], -config.value_clip, config.value_clip)
                 value_error = jnp.maximum(value_error, (near - rows["returns"]) ** 2)
-            terms = [  # as named in LOSS_METRICS
+            terms = [  # the first of STEP_METRICS
                 -jnp.minimum(ratio * rows["advantages"], clipped * rows["advantages"]),
                 value_error,
                 distribution.entropy(outputs, jnp),
@@ -213,7 +225,7 @@ class PPO:
             updates, new_state = self.optimizer.update(gradient, optimizer_state)
             new_params = params - rate * updates
             if config.target_kl is not None:
-                active = active & (means[LOSS_METRICS.index("kl")] <= 1.5 * config.target_kl)
+                active = active & (means[KL] <= 1.5 * config.target_kl)
                 new_params, new_state = jax.tree.map(
                     lambda new, old: jnp.where(active, new, old), (new_params, new_state), (params, optimizer_state)
                 )
@@ -222,17 +234,13 @@ class PPO:
 
         carry = (params, optimizer_state, jnp.asarray(True))
         (params, optimizer_state, _), history = jax.lax.scan(gradient_step, carry, orders)
-        metrics = dict(zip((*LOSS_METRICS, "gradient_norm", "updates"), history.mean(0), strict=True))
-        metrics["kl"] = history[-1, LOSS_METRICS.index("kl")]
-        metrics["updates"] = history[:, -1].sum()
         pair = jnp.stack(
             [rows["returns"], advantages.reshape(rows["returns"].shape)]
         )  # and what values left unexplained
         weight = rows["valid"] / rows["valid"].sum()
         centred = pair - (pair * weight).sum((1, 2), keepdims=True)
         spread, unexplained = (centred**2 * weight).sum((1, 2))
-        metrics["explained_variance"] = 1 - unexplained / (spread + 1e-8)
-        return (params, optimizer_state), metrics
+        return params, optimizer_state, history, 1 - unexplained / (spread + 1e-8)
 
     def _gradients(self, loss: Any, params: Params, rows: Params, state: Any, total: Any) -> tuple[Params, jax.Array]:
         """Gradients and metrics of one minibatch; of images in chunks that stay in the cache, added up."""
@@ -247,7 +255,7 @@ class PPO:
         def add(sums: Any, chunk: Params) -> tuple[Any, None]:
             return jax.tree.map(jnp.add, sums, differentiate(params, chunk, state, total)), None
 
-        zeros = jax.tree.map(jnp.zeros_like, params), jnp.zeros(len(LOSS_METRICS))
+        zeros = jax.tree.map(jnp.zeros_like, params), jnp.zeros(len(STEP_METRICS) - 2)
         return jax.lax.scan(add, zeros, chunks)[0]
 
     def _values(self, weights: Params, batch: Params) -> jax.Array:
