@@ -90,8 +90,8 @@ class Network:
 
     def features(self, params: Params, x: Any, xp: Any = np) -> Any:
         """Everything before the recurrent core, `[N, ...]` to `[N, F]`."""
-        if self.input_dtype == "uint8":
-            x = x.astype(xp.float32) * np.float32(1 / 255)
+        if self.input_dtype == "uint8" and not self.convolutions:
+            x = x.astype(np.float32) * np.float32(1 / 255)
         if "observation/mean" in params:
             x = (x - params["observation/mean"]) / params["observation/std"]
             x = x.clip(-NORMALISED_LIMIT, NORMALISED_LIMIT)
@@ -162,10 +162,12 @@ class Network:
 
 
 def convolve(x: Any, weights: Any, bias: Any, kernel: int, stride: int, xp: Any = np) -> Any:
-    """A convolution without padding as patches times a matrix, `[N, H, W, C]` to `[N, H', W', filters]`.
+    """A convolution without padding as a sum of matrix products, `[N, H, W, C]` to `[N, H', W', filters]`.
 
-    The image is folded into stride x stride blocks first, so that a patch is (kernel/stride)^2 slices instead of
-    kernel^2. On a CPU this runs several times faster in NumPy, and trains faster in XLA, than a library convolution.
+    Blocks of stride x stride pixels become channels first (as uint8 for images, a quarter of the bytes), so that a
+    strided layer is a sum over 2 x 2 shifts; with stride 1, the shifts along a row are laid side by side. On a CPU, XLA
+    trains this twice as fast as its own convolution, and NumPy runs it without one. `weights` is
+    `[kernel * kernel * C, filters]`, in the order of shifts, pixels of a block, channels.
     """
     count, height, width, channels = x.shape
     rows, columns, reach = (height - kernel) // stride + 1, (width - kernel) // stride + 1, kernel // stride
@@ -173,8 +175,18 @@ def convolve(x: Any, weights: Any, bias: Any, kernel: int, stride: int, xp: Any 
         down, across = rows + reach - 1, columns + reach - 1
         x = x[:, : down * stride, : across * stride].reshape(count, down, stride, across, stride, channels)
         x = x.transpose(0, 1, 3, 2, 4, 5).reshape(count, down, across, stride * stride * channels)
-    patches = [x[:, i : i + rows, j : j + columns] for i in range(reach) for j in range(reach)]
-    return xp.concatenate(patches, axis=-1) @ weights + bias
+    if x.dtype == np.uint8:
+        x = x.astype(np.float32) * np.float32(1 / 255)
+    shifts = [(i, j) for i in range(reach) for j in range(reach)]
+    if stride == 1:
+        x = xp.concatenate([x[:, :, j : j + columns] for j in range(reach)], axis=-1)
+        shifts = [(i, 0) for i in range(reach)]
+    parts = weights.reshape(len(shifts), x.shape[-1], -1)
+    total = bias
+    for (i, j), part in zip(shifts, parts, strict=True):
+        window = x[:, i : i + rows, j : j + columns].reshape(count * rows * columns, -1)
+        total = total + window @ part
+    return total.reshape(count, rows, columns, -1)
 
 
 def sigmoid(x: Any, xp: Any) -> Any:
