@@ -2,9 +2,9 @@
 
     .venv/bin/python benchmarks/bench.py --sb3 .venv-bench/bin/python [--only NAME...] [--rounds N] [--quick]
 
-Both sides get the same hyperparameters, the same cores, as many threads as cores, and no GPU. fever's cache of
-compilations is off, so every run pays for its own. The default is one thread: stable-baselines3 gains nothing from more
-with small networks, and on a busy machine torch's threads wait for one another, which would flatter fever.
+Both sides get the same hyperparameters, the same cores, as many threads as cores, and no GPU. Each run of fever pays
+for its own compilation. Measure on an idle machine: on a busy one torch's threads wait for one another, which flatters
+fever. stable-baselines3 gains little from a second thread with small networks; `--threads 1` gives both sides one core.
 
 A round is one seed. The table at the end shows medians over the rounds, where a wanted bar is met or not, and last
 where fever loses. A bar that is not met is no error: the exit code is 1 only if something could not be measured.
@@ -237,7 +237,7 @@ def workers(measure: Measurer) -> list[Row]:
 def cnn_step(measure: Measurer) -> list[Row]:
     """One gradient step of PPO with the Nature CNN on 256 frames, on the CPU."""
     row = Row("cnn-step", "milliseconds", 1.0, more_is_better=False)
-    repeats = "5" if measure.quick else "20"
+    repeats = "3" if measure.quick else "8"
     for _ in measure.rounds(3):
         ours = measure.fever_side("cnn-step", "--repeats", repeats)
         theirs, _ = measure.sb3("cnn-step", "--repeats", repeats)
@@ -305,8 +305,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="rounds of each benchmark; default: its own number, 1 to 5")
     parser.add_argument("--quick", action="store_true", help="one round, fewer steps, no return of HalfCheetah")
     parser.add_argument("--steps", type=int, help="of HalfCheetah; default 200000, quick 20000")
-    parser.add_argument("--threads", type=int, default=1, choices=range(1, len(CORES) + 1),
-                        help="cores and threads of both sides; default 1")  # fmt: skip
+    parser.add_argument("--threads", type=int, default=len(CORES), choices=range(1, len(CORES) + 1),
+                        help="cores and threads of both sides; default: all cores")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements there")
     arguments = parser.parse_args()
     if not Path(arguments.sb3).is_file():

@@ -26,6 +26,7 @@ from fever.workers import Workers
 
 STEP_METRICS = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "gradient_norm", "updates")
 KL = STEP_METRICS.index("kl")
+LEARNER_STREAM = 2**32 - 1  # of random numbers, where samplers have their worker's index
 IMAGE_CHUNK = 32  # rows of images whose patches stay in a CPU's cache
 
 
@@ -67,7 +68,7 @@ class PPO:
         self.fragments = max(1, task.workers)
         self._check_sizes()
 
-        self.rng = np.random.default_rng(np.random.SeedSequence([task.seed, 0x99]))
+        self.rng = np.random.default_rng(np.random.SeedSequence([task.seed, LEARNER_STREAM]))
         params = self.network.init(self.rng)
         self.vectorizer = Vectorizer(params)
         self.params = jnp.asarray(self.vectorizer.pack(params))  # [P], all weights as one vector
@@ -77,7 +78,9 @@ class PPO:
         self.observations = Moments.start(self.network.input_shape)
         self.returns = Moments.start(())
         self.steps = 0
-        self._jitted_update = jax.jit(self._update)
+        quick = jax.default_backend() == "cpu" and not self.network.convolutions
+        options = {"xla_backend_optimization_level": 1} if quick else None  # a seventh less to wait for, runs as fast
+        self._jitted_update = jax.jit(self._update, compiler_options=options)
 
     def _check_sizes(self) -> None:
         config, envs = self.config, self.task.envs * self.fragments
@@ -132,7 +135,7 @@ class PPO:
             self.returns = self.returns.merge(Moments.of(batch.pop("discounted")[batch["valid"]]))
             batch["rewards"] = np.clip(batch["rewards"] / np.float32(self.returns.std), -10, 10)
         statistics = self._statistics()
-        params, optimizer_state, history, explained_variance = self._jitted_update(
+        params, optimizer_state, history, explained = self._jitted_update(
             self.params, self.optimizer_state, batch, statistics, self._orders(), learning_rate, clip
         )
         history = np.asarray(history, np.float64)
@@ -147,7 +150,7 @@ class PPO:
             **dict(zip(STEP_METRICS, history.mean(0).tolist(), strict=True)),
             "kl": float(history[-1, KL]),
             "updates": float(history[:, -1].sum()),
-            "explained_variance": float(explained_variance),
+            "explained_variance": float(explained),
             "learning_rate": learning_rate,
             "clip": clip,
         }
@@ -167,48 +170,11 @@ class PPO:
 
         Returns the new weights and optimiser state, STEP_METRICS of every gradient step, and the explained variance.
         """
-        config, network, distribution = self.config, self.network, self.distribution
-        values = self._values({**self.vectorizer.unpack(params), **statistics}, batch)  # [T+1, B]
-        next_values = jnp.where(jnp.isnan(batch["bootstrap"]), values[1:], batch["bootstrap"])
-        advantages = gae(
-            batch["rewards"], values[:-1], next_values, batch["terminated"], batch["truncated"],
-            config.gamma, config.gae_lambda,
-        )  # fmt: skip
-        rows = {
-            "observations": batch["observations"][:-1],
-            "first": batch["first"][:-1],
-            "actions": batch["actions"],
-            "log_probs": batch["log_probs"],
-            "valid": batch["valid"].astype(jnp.float32),
-            "values": values[:-1],
-            "advantages": advantages,
-            "returns": advantages + values[:-1],
-        }
-        if network.recurrent == "none":  # every step is a column of its own
-            rows = {name: value.reshape(1, -1, *value.shape[2:]) for name, value in rows.items()}
+        config, recurrent = self.config, self.network.recurrent != "none"
+        rows = self._rows({**self.vectorizer.unpack(params), **statistics}, batch)
 
-        def loss(params: Params, rows: Params, state: Any, total: Any) -> tuple[jax.Array, jax.Array]:
-            """Sums over rows `[L, columns]` divided by `total`, so that chunks of a minibatch add up to it."""
-            weights = {**params, **statistics}
-            features = network.unroll(weights, rows["observations"], state, rows["first"])
-            outputs, values = network.policy(weights, features, jnp), network.value(weights, features, jnp)
-
-            log_ratio = distribution.log_prob(outputs, rows["actions"], jnp) - rows["log_probs"]
-            ratio = jnp.exp(log_ratio)
-            clipped = jnp.clip(ratio, 1 - clip, 1 + clip)
-            value_error = (values - rows["returns"]) ** 2
-            if config.value_clip is not None:
-                near = rows["values"] + jnp.clip(values - rows["values"], -config.value_clip, config.value_clip)
-                value_error = jnp.maximum(value_error, (near - rows["returns"]) ** 2)
-            terms = [  # the first of STEP_METRICS
-                -jnp.minimum(ratio * rows["advantages"], clipped * rows["advantages"]),
-                value_error,
-                distribution.entropy(outputs, jnp),
-                ratio - 1 - log_ratio,  # the low-variance estimate of the KL divergence, Schulman 2020
-                (jnp.abs(ratio - 1) > clip).astype(jnp.float32),
-            ]
-            means = (jnp.stack(terms) * rows["valid"]).sum((1, 2)) / total  # one reduction: quick to compile
-            return means[0] + config.value_coefficient * means[1] - config.entropy_coefficient * means[2], means
+        def loss(params: Params, minibatch: Params, state: Any, total: Any) -> tuple[jax.Array, jax.Array]:
+            return self._loss({**params, **statistics}, minibatch, state, total, clip)
 
         def gradient_step(carry: Any, order: jax.Array) -> tuple[Any, jax.Array]:
             params, optimizer_state, active = carry
@@ -219,7 +185,7 @@ class PPO:
                 centred = minibatch["advantages"] - (minibatch["advantages"] * valid).sum() / total
                 deviation = jnp.sqrt((centred**2 * valid).sum() / total)
                 minibatch["advantages"] = centred / (deviation + 1e-8)
-            state = batch["state"] if network.recurrent == "none" else batch["state"][order]
+            state = batch["state"][order] if recurrent else batch["state"]
             gradients, means = self._gradients(loss, self.vectorizer.unpack(params), minibatch, state, total)
             gradient = self.vectorizer.pack(gradients, jnp)  # [P]
             updates, new_state = self.optimizer.update(gradient, optimizer_state)
@@ -234,13 +200,51 @@ class PPO:
 
         carry = (params, optimizer_state, jnp.asarray(True))
         (params, optimizer_state, _), history = jax.lax.scan(gradient_step, carry, orders)
-        pair = jnp.stack(
-            [rows["returns"], advantages.reshape(rows["returns"].shape)]
-        )  # and what values left unexplained
-        weight = rows["valid"] / rows["valid"].sum()
-        centred = pair - (pair * weight).sum((1, 2), keepdims=True)
-        spread, unexplained = (centred**2 * weight).sum((1, 2))
-        return params, optimizer_state, history, 1 - unexplained / (spread + 1e-8)
+        return params, optimizer_state, history, explained_variance(rows)
+
+    def _rows(self, weights: Params, batch: Params) -> Params:
+        """What minibatches are drawn from, `[L, columns, ...]`: whole sequences (L = T) for a recurrent policy, single
+        steps (L = 1) otherwise."""
+        config = self.config
+        values = self._values(weights, batch)  # [T+1, B]
+        next_values = jnp.where(jnp.isnan(batch["bootstrap"]), values[1:], batch["bootstrap"])
+        ends = batch["terminated"], batch["truncated"]
+        advantages = gae(batch["rewards"], values[:-1], next_values, *ends, config.gamma, config.gae_lambda)
+        rows = {
+            "observations": batch["observations"][:-1],
+            "first": batch["first"][:-1],
+            "actions": batch["actions"],
+            "log_probs": batch["log_probs"],
+            "valid": batch["valid"].astype(jnp.float32),
+            "values": values[:-1],
+            "advantages": advantages,
+            "returns": advantages + values[:-1],
+        }
+        if self.network.recurrent != "none":
+            return rows
+        return {name: value.reshape(1, -1, *value.shape[2:]) for name, value in rows.items()}
+
+    def _loss(self, weights: Params, rows: Params, state: Any, total: Any, clip: Any) -> tuple[jax.Array, jax.Array]:
+        """The objective and its parts: sums over rows `[L, columns]` divided by `total`, so that chunks add up."""
+        config, network, distribution = self.config, self.network, self.distribution
+        features = network.unroll(weights, rows["observations"], state, rows["first"])
+        outputs, values = network.policy(weights, features, jnp), network.value(weights, features, jnp)
+        log_ratio = distribution.log_prob(outputs, rows["actions"], jnp) - rows["log_probs"]
+        ratio = jnp.exp(log_ratio)
+        clipped = jnp.clip(ratio, 1 - clip, 1 + clip)
+        value_error = (values - rows["returns"]) ** 2
+        if config.value_clip is not None:
+            near = rows["values"] + jnp.clip(values - rows["values"], -config.value_clip, config.value_clip)
+            value_error = jnp.maximum(value_error, (near - rows["returns"]) ** 2)
+        terms = [  # the first of STEP_METRICS
+            -jnp.minimum(ratio * rows["advantages"], clipped * rows["advantages"]),
+            value_error,
+            distribution.entropy(outputs, jnp),
+            ratio - 1 - log_ratio,  # the low-variance estimate of the KL divergence, Schulman 2020
+            (jnp.abs(ratio - 1) > clip).astype(jnp.float32),
+        ]
+        means = (jnp.stack(terms) * rows["valid"]).sum((1, 2)) / total  # one reduction: quick to compile
+        return means[0] + config.value_coefficient * means[1] - config.entropy_coefficient * means[2], means
 
     def _gradients(self, loss: Any, params: Params, rows: Params, state: Any, total: Any) -> tuple[Params, jax.Array]:
         """Gradients and metrics of one minibatch; of images in chunks that stay in the cache, added up."""
@@ -289,6 +293,15 @@ class PPO:
         self.returns = Moments.from_arrays("returns", arrays)
         self.steps = state.facts["steps"]
         self.rng.bit_generator.state = state.facts["rng"]
+
+
+def explained_variance(rows: Params) -> jax.Array:
+    """The share of the returns' variance that the values foresaw; `returns - values` are the advantages."""
+    weight = rows["valid"] / rows["valid"].sum()
+    pair = jnp.stack([rows["returns"], rows["advantages"]])
+    centred = pair - (pair * weight).sum((1, 2), keepdims=True)
+    spread, unexplained = (centred**2 * weight).sum((1, 2))
+    return 1 - unexplained / (spread + 1e-8)
 
 
 def join(fragments: list[Fragment]) -> dict[str, np.ndarray]:
