@@ -32,7 +32,7 @@ def test_clean_run_prints_no_warning(trained: dict[str, Any]) -> None:
 
 
 def test_mujoco_trains_without_a_word_of_warning(fever: Any, tmp_path: Path) -> None:
-    done = fever("train", "HalfCheetah-v5", "--envs", "1", "--stop-iterations", "1", "-q", "--json")
+    done = fever("train", "HalfCheetah-v5", "--envs", "2", "--stop-iterations", "1", "-q", "--json")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
