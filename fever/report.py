@@ -44,9 +44,8 @@ def plot(runs: list[Run], path: Path) -> Path:
         axis.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter())
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
-    for axis in (axes[0, 1],):
-        axis.set_ylim(bottom=0)
-        axis.yaxis.set_major_formatter(matplotlib.ticker.EngFormatter())
+    axes[0, 1].set_ylim(bottom=0)
+    axes[0, 1].yaxis.set_major_formatter(matplotlib.ticker.EngFormatter())
     axes[0, 0].legend(frameon=False, fontsize=9)
     figure.suptitle(_title(runs), x=0.01, ha="left", fontsize=13, fontweight="bold")
     try:
@@ -84,10 +83,10 @@ def _draw_phases(axis: Any, curve: dict[str, np.ndarray]) -> None:
     shares = np.stack([smooth(curve[name]) for name in names])
     axis.stackplot(curve["steps"], shares, labels=[PHASES[name] for name in names], colors=COLOURS, alpha=0.8)
     axis.set_ylim(0, 1)
-    axis.legend(frameon=False, fontsize=9, loc="lower right")
+    axis.legend(fontsize=9, loc="lower right", framealpha=0.85, edgecolor="none")
 
 
-def smooth(values: np.ndarray, points: int = 150) -> np.ndarray:
+def smooth(values: np.ndarray, points: int = 60) -> np.ndarray:
     """A moving mean over about 1/`points` of the curve, with the same length; edges use what there is."""
     width = max(1, len(values) // points)
     kernel, ones = np.ones(width), np.ones(len(values))
