@@ -64,7 +64,6 @@ class PlainDisplay:
         self._print(text)
 
     def start(self, config: RunConfig, path: Path) -> None:
-        self.stop_rules = config.stop
         self._print(f"training {config.env} with {config.algo} in {path}")
         self.printed = time.monotonic()
 

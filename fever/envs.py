@@ -11,7 +11,7 @@ import functools
 import importlib
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -244,7 +244,7 @@ def make_env(source: EnvSource, context: EnvContext, index: int = 0) -> gym.Env:
     assert factory is not None
     _check_arguments(source, factory)
     arguments = {**source.kwargs, **_context_arguments(factory, context, index)}
-    if context.render_mode is not None and "render_mode" in _parameters(factory):
+    if context.render_mode is not None and "render_mode" in (_parameters(factory) or {}):
         arguments["render_mode"] = context.render_mode
     env = _construct(source, lambda: factory(**arguments))
     if not hasattr(env, "observation_space") or not hasattr(env, "action_space"):
@@ -295,11 +295,8 @@ def _entry_point(source: EnvSource, entry: Any) -> Any:
 
 def _check_arguments(source: EnvSource, constructor: Any) -> None:
     """Refuse arguments that a constructor does not have, before anything is made."""
-    try:
-        parameters = inspect.signature(constructor).parameters
-    except (TypeError, ValueError):  # a constructor written in C has no signature
-        return
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+    parameters = _parameters(constructor)
+    if parameters is None or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
         return
     known = {*parameters, "max_episode_steps"} if isinstance(source.target, str) else set(parameters)  # gym.make's own
     for name in source.kwargs:
@@ -354,12 +351,12 @@ def _import_module(module: str) -> Any:
 
 
 def _import_attribute(module: str, name: str) -> Callable[..., Any]:
-    found = _import_module(module)
+    found = home = _import_module(module)
     try:
         for part in name.split("."):
             found = getattr(found, part)
     except AttributeError as error:
-        names = [key for key, value in vars(_import_module(module)).items() if callable(value) and key[0] != "_"]
+        names = [key for key, value in vars(home).items() if callable(value) and key[0] != "_"]
         close = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
         raise FeverError(f"module {module} has no {name}{hint}") from error
@@ -372,16 +369,17 @@ def _is_vector_class(factory: Any) -> bool:
     return inspect.isclass(factory) and issubclass(factory, VectorEnv)
 
 
-def _parameters(constructor: Any) -> set[str]:
+def _parameters(constructor: Any) -> Mapping[str, inspect.Parameter] | None:
+    """What a constructor takes; None for one written in C, which does not say."""
     try:
-        return set(inspect.signature(constructor).parameters)
-    except (TypeError, ValueError):  # a constructor written in C has no signature
-        return set()
+        return inspect.signature(constructor).parameters
+    except (TypeError, ValueError):
+        return None
 
 
 def _context_arguments(constructor: Any, context: EnvContext, index: int) -> dict[str, Any]:
     """The arguments that this constructor names, out of worker_index, env_index and workdir."""
-    wanted = _parameters(constructor)
+    wanted = _parameters(constructor) or {}
     arguments: dict[str, Any] = {}
     if "worker_index" in wanted:
         arguments["worker_index"] = context.worker_index

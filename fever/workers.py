@@ -89,7 +89,7 @@ class RayWorkers:
 
     def _start(self, index: int) -> Any:
         """Start the actor of one worker; returns before it is ready."""
-        actor = self.ray.remote(SamplerActor).options(num_cpus=1, max_restarts=0, name=None)
+        actor = self.ray.remote(SamplerActor).options(num_cpus=1, max_restarts=0)
         spec = self.spec.for_worker(index, self.generations[index])
         return actor.remote(spec, *self.spaces, [path for path in sys.path if path])
 
@@ -172,7 +172,7 @@ class SamplerActor:
         return self.sampler.sample(params, version)
 
     def facts(self) -> dict[str, Any]:
-        """For tests and `fever doctor`: what this process is."""
+        """What this process is, for tests and benchmarks."""
         import resource
 
         kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -166,7 +166,7 @@ def convolve(x: Any, weights: Any, bias: Any, kernel: int, stride: int, xp: Any 
 
     Blocks of stride x stride pixels become channels first (as uint8 for images, a quarter of the bytes), so that a
     strided layer is a sum over 2 x 2 shifts; with stride 1, the shifts along a row are laid side by side. On a CPU, XLA
-    trains this twice as fast as its own convolution, and NumPy runs it without one. `weights` is
+    trains this several times as fast as its own convolution, and NumPy has none. `weights` is
     `[kernel * kernel * C, filters]`, in the order of shifts, pixels of a block, channels.
     """
     count, height, width, channels = x.shape
