@@ -12,6 +12,7 @@ from fever.envs import Envs
 from fever.policy import distribution_for
 
 PROBE_SECONDS = 0.5
+PROBE_SLICES = 5
 CHEAP_STEP = 200e-6  # seconds; below it one process is fastest: the learner and the transfer cost more than the steps
 WAITING_SHARE = 0.5  # an environment that uses less than this share of its time for computing mostly waits
 MOST_PER_CORE = 8  # workers on a core, for environments that wait
@@ -33,17 +34,26 @@ def choose_workers(envs: Envs) -> tuple[int, str]:
 
 
 def time_steps(envs: Envs) -> tuple[float, float]:
-    """Seconds per step of one environment with random actions, and the share of them in which this machine computed."""
+    """Seconds per step of one environment with random actions, and the share of them in which this machine computed.
+
+    The fastest of a few slices, without the time in which other programs had the core: a busy machine must
+    make an environment look neither slow nor waiting.
+    """
     distribution = distribution_for(envs.action)
     rng = np.random.default_rng(0)
+    parameters = np.zeros((64, envs.count, distribution.outputs), np.float32)
+    drawn = distribution.sample(parameters, distribution.noise(rng, parameters.shape[:2]))
+    actions = [distribution.to_env(batch) for batch in drawn]
     envs.reset([0] * envs.count)
-    wall, cpu, steps = time.perf_counter(), _cpu_seconds(), 0
-    while steps < 5 or (time.perf_counter() - wall < PROBE_SECONDS and steps < 2000):
-        parameters = np.zeros((envs.count, distribution.outputs), np.float32)
-        envs.step(distribution.to_env(distribution.sample(parameters, distribution.noise(rng, (envs.count,)))))
-        steps += envs.count
-    elapsed = time.perf_counter() - wall
-    return elapsed / steps, min(1.0, (_cpu_seconds() - cpu) / elapsed)
+    slices = []
+    for _ in range(PROBE_SLICES):
+        start, queued, cpu, steps = time.perf_counter(), _queued_seconds(), _cpu_seconds(), 0
+        while not steps or (time.perf_counter() - start < PROBE_SECONDS / PROBE_SLICES and steps < 500):
+            envs.step(actions[steps // envs.count % len(actions)])
+            steps += envs.count
+        elapsed = max(time.perf_counter() - start - (_queued_seconds() - queued), 1e-9)
+        slices.append((elapsed / steps, min(1.0, (_cpu_seconds() - cpu) / elapsed)))
+    return min(slices)
 
 
 def available_cores() -> int:
@@ -55,3 +65,12 @@ def _cpu_seconds() -> float:
     """Computing time of this process and of the finished ones that it started (simulators)."""
     usages = (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def _queued_seconds() -> float:
+    """Time in which this thread could have run but another program had the core; 0 where the system does not say."""
+    try:
+        with open("/proc/thread-self/schedstat") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0

@@ -179,7 +179,7 @@ def make_envs_of_five() -> Any:
 )
 def test_auto_measures_and_says_why(source: EnvSource, expected: Any, reason: str, monkeypatch: Any) -> None:
     monkeypatch.setattr("fever.layout.available_cores", lambda: 4)
-    envs = make_envs(source, 1, EnvContext())
+    envs = make_envs(source, 8, EnvContext())
     workers, why = choose_workers(envs)
     envs.close()
     assert reason in why
