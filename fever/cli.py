@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -347,6 +348,7 @@ def _table(rows: list[tuple[str, str]], title: str) -> None:
 
 def main() -> None:
     """Run a command; every mistake in the input ends as one sentence and exit code 2."""
+    gc.set_threshold(100_000)  # imports allocate much that stays for good; looking for garbage there takes time
     if "" not in sys.path:
         sys.path.insert(0, "")  # modules in the folder where fever is started can be imported
     try:

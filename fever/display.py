@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from fever.config import RunConfig, format_duration
 
@@ -55,8 +56,8 @@ class QuietDisplay:
 class PlainDisplay:
     """One line every few seconds, for log files and pipes."""
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
         self.printed = 0.0
         self.rate = Rate()
 
@@ -80,7 +81,7 @@ class PlainDisplay:
             self._print(line)
 
     def _print(self, text: str) -> None:
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        print(text, file=self.stream, flush=True)
 
 
 class LiveDisplay:
@@ -237,7 +238,9 @@ def make_display(kind: str, to_stderr: bool = False) -> Display:
     """`auto` (live on a terminal, lines elsewhere), or `quiet`."""
     if kind == "quiet":
         return QuietDisplay()
+    stream = sys.stderr if to_stderr else sys.stdout
+    if not stream.isatty():
+        return PlainDisplay(stream)
     from rich.console import Console
 
-    console = Console(stderr=to_stderr)
-    return LiveDisplay(console) if console.is_terminal else PlainDisplay(console)
+    return LiveDisplay(Console(stderr=to_stderr))

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-REQUIRED = ("fever", "jax", "jaxlib", "optax", "numpy", "gymnasium", "ray", "pydantic", "safetensors")
+REQUIRED = ("fever", "jax", "jaxlib", "numpy", "gymnasium", "ray", "pydantic", "safetensors")
 OPTIONAL = {
     "mujoco": ("mujoco", "MuJoCo environments"),
     "pygame": ("render", "drawing the classic environments"),

@@ -45,7 +45,7 @@ def facts() -> dict[str, Any]:
 
     from fever import __version__
 
-    packages = ("jax", "jaxlib", "optax", "numpy", "gymnasium", "ray")
+    packages = ("jax", "jaxlib", "numpy", "gymnasium", "ray")
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": sys.argv,

@@ -18,6 +18,7 @@ import numpy as np
 
 from fever.config import RunConfig, load_yaml, validate
 from fever.errors import FeverError
+from fever.events import EventWriter
 from fever.policy import Policy
 
 FORMAT = 1  # of the checkpoint's manifest; raised when an old reader could not read a new one
@@ -182,8 +183,9 @@ class Run:
             self._metrics = open(self.path / "metrics.jsonl", "a")  # noqa: SIM115 - open as long as the run is
         self._metrics.write(json.dumps({name: _plain(value) for name, value in row.items()}) + "\n")
         self._metrics.flush()
-        self._board = self._board or _BoardWriter(self.path)
-        self._board.write(row)
+        self._board = self._board or EventWriter(self.path)
+        scalars = {name: value for name, value in row.items() if isinstance(value, (int, float)) and name != "steps"}
+        self._board.write(row["steps"], scalars)
 
     def log_episodes(self, rows: list[dict[str, Any]]) -> None:
         """Append one row per finished episode."""
@@ -275,27 +277,6 @@ class Run:
             if file is not None:
                 file.close()
         self._metrics = self._episodes = self._board = self._lock = None
-
-
-class _BoardWriter:
-    """TensorBoard events: one event per row, all scalars in it."""
-
-    def __init__(self, folder: Path) -> None:
-        from tensorboardX import FileWriter
-        from tensorboardX.proto.summary_pb2 import Summary
-
-        self.summary, self.writer = Summary, FileWriter(str(folder))
-
-    def write(self, row: dict[str, Any]) -> None:
-        values = [
-            self.summary.Value(tag=name, simple_value=value)
-            for name, value in row.items()
-            if name != "steps" and isinstance(value, (int, float))
-        ]
-        self.writer.add_summary(self.summary(value=values), row["steps"])
-
-    def close(self) -> None:
-        self.writer.close()
 
 
 def list_runs(runs: Path) -> list[Run]:

@@ -56,6 +56,7 @@ def test_tensorboard_reads_the_events(result: Result) -> None:
     scalars = events.Scalars("return_mean")
     assert [point.step for point in scalars] == [row["steps"] for row in rows]
     assert scalars[-1].value == pytest.approx(rows[-1]["return_mean"])
+    assert set(events.Tags()["scalars"]) == {*rows[-1]} - {"steps"}
 
 
 def test_curves_are_arrays_over_iterations(result: Result) -> None:

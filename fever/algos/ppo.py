@@ -12,8 +12,8 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
+from fever.adam import Adam, AdamState
 from fever.algos import Iteration, Phases, State, Task, build_network
 from fever.config import NetworkSettings, setting
 from fever.errors import FeverError, TrainingError
@@ -72,7 +72,7 @@ class PPO:
         params = self.network.init(self.rng)
         self.vectorizer = Vectorizer(params)
         self.params = jnp.asarray(self.vectorizer.pack(params))  # [P], all weights as one vector
-        self.optimizer = optax.chain(optax.clip_by_global_norm(config.max_gradient_norm), optax.scale_by_adam(eps=1e-5))
+        self.optimizer = Adam(epsilon=1e-5, max_norm=config.max_gradient_norm)
         self.optimizer_state = self.optimizer.init(self.params)
         self.normalizes = config.normalize_observations and self.network.input_dtype != "uint8"
         self.observations = Moments.start(self.network.input_shape)
@@ -276,19 +276,16 @@ class PPO:
 
     def state(self) -> State:
         """Weights, optimiser, statistics, counters and the random generator."""
-        leaves = jax.tree.leaves(self.optimizer_state)
-        arrays = {f"optimizer/{index}": np.asarray(leaf) for index, leaf in enumerate(leaves)}
-        arrays["params"] = np.asarray(self.params)
+        arrays = {"params": self.params, **self.optimizer_state.arrays("optimizer")}
+        arrays = {name: np.asarray(array) for name, array in arrays.items()}
         arrays |= self.observations.arrays("observations") | self.returns.arrays("returns")
         return State(arrays, {"steps": self.steps, "rng": self.rng.bit_generator.state})
 
     def restore(self, state: State) -> None:
         """Continue from what `state` returned."""
         arrays = state.arrays
-        old, structure = jax.tree.flatten(self.optimizer_state)
         self.params = jnp.asarray(arrays["params"])
-        leaves = [jnp.asarray(arrays[f"optimizer/{index}"]) for index in range(len(old))]
-        self.optimizer_state = jax.tree.unflatten(structure, leaves)
+        self.optimizer_state = AdamState.from_arrays("optimizer", arrays)
         self.observations = Moments.from_arrays("observations", arrays)
         self.returns = Moments.from_arrays("returns", arrays)
         self.steps = state.facts["steps"]
