@@ -82,7 +82,7 @@ def run_sampler_memory(arguments: argparse.Namespace) -> Result:
     observation, action = envs.observation, envs.action
     envs.close()
     ppo = PPO(PPOConfig(), Task("CartPole-v1", observation, action, envs=8, workers=1, seed=0, total_steps=None))
-    spec = SamplerSpec(source, ppo.network, envs=8, steps=ppo.fragment_steps, gamma=None, seed=0)
+    spec = SamplerSpec(source, ppo.network, envs=8, steps=ppo.config.steps, gamma=None, seed=0)
     workers = RayWorkers(spec, observation, action, count=1)
     try:
         workers.broadcast(ppo.weights())

@@ -64,15 +64,13 @@ class Stop(Settings):
 
 
 class NetworkSettings(Settings):
-    """The policy and value network; shared by the algorithms that have one."""
+    """The network; shared by all algorithms."""
 
     hidden: tuple[int, ...] | None = setting(
-        None, "widths of each head's hidden layers; null: 64,64, or 64 behind an LSTM or GRU, none behind convolutions",
+        None, "widths of each head's hidden layers; null: 64,64, none behind convolutions",
         "Schulman et al. 2017, table 3",
     )  # fmt: skip
     activation: Literal["tanh", "relu"] = setting("tanh", "of the heads' hidden layers", "Schulman et al. 2017")
-    recurrent: Literal["none", "lstm", "gru"] = setting("none", "memory between the observation and the heads")
-    recurrent_size: int = setting(128, "units of the LSTM or GRU", gt=0)
     convolutions: tuple[tuple[int, int, int], ...] | None = setting(
         None, "[filters, kernel, stride] of each layer for images, kernel a multiple of stride; null: by image size",
         "Mnih et al. 2015 from 36 pixels up, Young & Tian 2019 (MinAtar) below",
@@ -80,7 +78,6 @@ class NetworkSettings(Settings):
     convolution_features: int = setting(
         512, "units of the dense layer behind the convolutions", "Mnih et al. 2015", gt=0
     )
-    log_std: float = setting(0.0, "initial log standard deviation of continuous actions (in half action ranges)", "SB3")
 
     @field_validator("hidden")
     @classmethod
@@ -88,6 +85,10 @@ class NetworkSettings(Settings):
         if value is not None and any(width < 1 for width in value):
             raise ValueError("every width must be at least 1")
         return value
+
+    def widths(self, image: bool) -> tuple[int, ...]:
+        """The hidden layers' widths, chosen if they are not set."""
+        return self.hidden if self.hidden is not None else () if image else (64, 64)
 
 
 class RunConfig(Settings):
@@ -193,3 +194,10 @@ def format_duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes}m {int(seconds % 60):02d}s"
     return f"{minutes // 60}h {minutes % 60:02d}m"
+
+
+def format_bytes(count: float) -> str:
+    """Bytes for people: `820 kB`, `4.2 MB`, `7.9 GB`."""
+    if count < 1e6:
+        return f"{count / 1e3:.0f} kB"
+    return f"{count / 1e6:.1f} MB" if count < 1e9 else f"{count / 1e9:.1f} GB"

@@ -57,9 +57,11 @@ class EnvSource:
             return _import_attribute(module, name), None
         if module:
             _import_module(module)
+        atari = _atari() if name.startswith("ALE/") else None
         if name not in gym.registry:
             raise FeverError(_unknown_environment(name))
-        return None, gym.spec(name)
+        spec = gym.spec(name)
+        return None, spec if atari is None else atari.prepare(spec, self.kwargs)
 
     @property
     def reward_threshold(self) -> float | None:
@@ -99,6 +101,7 @@ class Envs(Protocol):
     observation: Description
     action: Description
     next_step: bool  # True: after an episode's end the next step ignores its action and returns the reset observation
+    stack: int  # frames in the last axis of an encoded image, newest last, that move on by one in every step; 1: none
 
     def reset(self, seeds: list[int]) -> np.ndarray: ...
     def step(self, actions: np.ndarray) -> Step: ...
@@ -109,6 +112,7 @@ class LoopEnvs:
     """N ordinary environments in a loop, each reset in the step that ended its episode."""
 
     next_step = False
+    stack = 1
 
     def __init__(self, source: EnvSource, count: int, context: EnvContext) -> None:
         self.name, self.count = source.name, count
@@ -190,6 +194,7 @@ class NativeEnvs:
             if mode == AutoresetMode.DISABLED:
                 raise FeverError(f"{self.name} has autoreset disabled; make it with NEXT_STEP or SAME_STEP")
             self.next_step = mode == AutoresetMode.NEXT_STEP
+            self.stack = int(getattr(self.env, "stacked_frames", 1))
             self.observation = describe_space(self.name, "observation", self.env.single_observation_space)
             self.action = describe_space(self.name, "action", self.env.single_action_space)
         except BaseException:
@@ -236,7 +241,7 @@ def make_env(source: EnvSource, context: EnvContext, index: int = 0) -> gym.Env:
     factory, spec = source.resolve()
     if spec is not None:
         constructor = _entry_point(source, spec.entry_point)
-        _check_arguments(source, constructor)
+        _check_arguments(source, constructor, "max_episode_steps")  # gym.make's own
         arguments = {**source.kwargs, **_context_arguments(constructor, context, index)}
         if context.render_mode is not None:
             arguments["render_mode"] = context.render_mode
@@ -293,14 +298,13 @@ def _entry_point(source: EnvSource, entry: Any) -> Any:
     return _construct(source, lambda: load(entry)) if isinstance(entry, str) else entry
 
 
-def _check_arguments(source: EnvSource, constructor: Any) -> None:
-    """Refuse arguments that a constructor does not have, before anything is made."""
+def _check_arguments(source: EnvSource, constructor: Any, *more: str) -> None:
+    """Refuse arguments that neither a constructor has nor are in `more`, before anything is made."""
     parameters = _parameters(constructor)
     if parameters is None or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
         return
-    known = {*parameters, "max_episode_steps"} if isinstance(source.target, str) else set(parameters)  # gym.make's own
     for name in source.kwargs:
-        if name not in known:
+        if name not in parameters and name not in more:
             raise FeverError(f"{source.name} has no argument {name}; it has: {', '.join(parameters) or 'none'}")
 
 
@@ -335,6 +339,15 @@ def _unknown_environment(name: str) -> str:
     names = list(dict.fromkeys(same[::-1] + close))[:3]
     hint = f"; did you mean {' or '.join(names)}?" if names else ""
     return f'there is no environment {name}{hint} (an environment of your own is written as "module:Name")'
+
+
+def _atari() -> Any:
+    """The module for ALE's environments, which registers their ids; None without ale-py."""
+    try:
+        from fever import atari
+    except ModuleNotFoundError:
+        return None
+    return atari
 
 
 def _import_module(module: str) -> Any:

@@ -1,4 +1,7 @@
-"""The sampler: environments and a policy in, fixed-shape fragments of experience out. NumPy only: no JAX, no Ray."""
+"""The sampler: environments and a policy in, fixed-shape fragments of experience out. NumPy only: no JAX, no Ray.
+
+`Runner` is what every kind of sampler has: N environments, their random streams, and the books of their episodes.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +45,23 @@ class Episode:
     length: int
     env_index: int
     info: dict[str, float]  # the scalars in the environment's last info
+    counts: bool = True  # in the mean return; false for those that explored more than most
 
 
 @dataclass
-class Fragment:
+class Report:
+    """What a worker did in one call, besides the experience it gathered."""
+
+    steps: int  # environment steps taken, phantom steps left out
+    episodes: list[Episode]  # that ended
+    worker_index: int
+    version: int  # of the weights that acted
+    seconds: dict[str, float]  # spent in "env", "inference" and altogether ("total")
+    host: str
+
+
+@dataclass
+class Fragment(Report):
     """T steps of N environments, time-major.
 
     | array | shape | meaning |
@@ -64,20 +80,10 @@ class Fragment:
     """
 
     arrays: dict[str, np.ndarray]
-    episodes: list[Episode]
-    worker_index: int
-    version: int  # of the weights that acted
-    seconds: dict[str, float]  # spent in "env", "inference" and altogether ("total")
-    host: str
-
-    @property
-    def steps(self) -> int:
-        """Environment steps taken, phantom steps left out."""
-        return int(self.arrays["valid"].sum())
 
 
-class Sampler:
-    """Steps N environments with a policy and cuts the stream into fragments of T steps."""
+class Runner:
+    """N environments with their random streams and the books of their episodes."""
 
     def __init__(self, spec: SamplerSpec, observation: Description, action: Description) -> None:
         self.spec = spec
@@ -88,7 +94,7 @@ class Sampler:
                 raise ContractError(
                     f"{spec.source.name} has other spaces in worker {spec.worker_index} than it had at first"
                 )
-            self.distribution = distribution_for(action)
+            self.distribution = distribution_for(action, spec.network.squashed)
             streams = np.random.SeedSequence([spec.seed, spec.worker_index, spec.generation])
             self.rng = np.random.default_rng(streams)
             seeds = [int(seed) for seed in streams.spawn(1)[0].generate_state(spec.envs)]
@@ -97,14 +103,54 @@ class Sampler:
             self.envs.close()
             raise
         self.host = socket.gethostname()
-        self.state = spec.network.initial_state(spec.envs)
         # Which episodes ended in the last two steps: from it follow where episodes begin and which steps are phantoms.
         begins = [True, False] if self.envs.next_step else [False, True]
         self.ended = np.repeat(np.array(begins)[:, None], spec.envs, axis=1)  # [2, N]
         self.returns = np.zeros(spec.envs)  # of the running episodes, as are the next two
         self.lengths = np.zeros(spec.envs, np.int64)
-        self.discounted = np.zeros(spec.envs, np.float32)
         self.steps_taken = 0
+
+    def _episodes(self, rewards: np.ndarray, valid: np.ndarray, endings: list[tuple[int, Any]]) -> list[Episode]:
+        """The episodes that ended in this fragment, and the books of those that go on."""
+        totals = self.returns + np.cumsum(rewards, axis=0, dtype=np.float64)  # [T, N], as if no episode had ended
+        lengths = self.lengths + np.cumsum(valid, axis=0)
+        counted, taken = np.zeros_like(totals[0]), np.zeros_like(lengths[0])  # of the episodes that did end
+        episodes = []
+        for t, infos in endings:
+            for index, info in infos.items():
+                total, length = float(totals[t, index] - counted[index]), int(lengths[t, index] - taken[index])
+                episodes.append(Episode(total, length, index, scalars(info)))
+                counted[index], taken[index] = totals[t, index], lengths[t, index]
+        self.returns, self.lengths = totals[-1] - counted, lengths[-1] - taken
+        return episodes
+
+    def _check(self, observations: np.ndarray, rewards: np.ndarray) -> None:
+        """Refuse a fragment with numbers that are not finite, and say where they came from."""
+        for name, array in (("reward", rewards), ("observation", observations)):
+            finite = np.isfinite(array)
+            if not finite.all():
+                place = np.argwhere(~finite)[0].tolist()
+                row, index = place[:2]
+                raise self._broken(name, array[tuple(place)], self.steps_taken + row + (name == "reward"), index)
+
+    def _broken(self, name: str, value: float, step: int, index: int) -> ContractError:
+        return ContractError(
+            f"{self.spec.source.name} breaks its contract at step {step} of environment {index} of worker "
+            f"{self.spec.worker_index}: the {name} is {'NaN' if np.isnan(value) else 'infinite'}"
+        )
+
+    def close(self) -> None:
+        """Close the environments."""
+        self.envs.close()
+
+
+class Sampler(Runner):
+    """Steps N environments with a policy and cuts the stream into fragments of T steps."""
+
+    def __init__(self, spec: SamplerSpec, observation: Description, action: Description) -> None:
+        super().__init__(spec, observation, action)
+        self.state = spec.network.initial_state(spec.envs)
+        self.discounted = np.zeros(spec.envs, np.float32)
 
     def sample(self, params: Params, version: int = 0) -> Fragment:
         """Take T steps in every environment with these weights."""
@@ -164,27 +210,14 @@ class Sampler:
             arrays["discounted"] = self._discount(rewards, ended[2:], self.spec.gamma)
         episodes = self._episodes(rewards * valid, valid, endings)
         seconds = {"env": env_seconds, "inference": inference_seconds, "total": perf_counter() - begin}
-        return Fragment(arrays, episodes, self.spec.worker_index, version, seconds, self.host)
+        taken = int(valid.sum())
+        return Fragment(taken, episodes, self.spec.worker_index, version, seconds, self.host, arrays)
 
     def _value_of_last(self, params: Params, observation: np.ndarray, index: int, t: int) -> float:
         """Value of the last observation of an episode that was truncated and already reset, step t of the fragment."""
         if not np.isfinite(observation).all():
             raise self._broken("observation", observation.sum(), self.steps_taken + t + 1, index)
         return self.spec.network.values(params, observation[None], self.state[index : index + 1])[0]
-
-    def _episodes(self, rewards: np.ndarray, valid: np.ndarray, endings: list[tuple[int, Any]]) -> list[Episode]:
-        """The episodes that ended in this fragment, and the books of those that go on."""
-        totals = self.returns + np.cumsum(rewards, axis=0, dtype=np.float64)  # [T, N], as if no episode had ended
-        lengths = self.lengths + np.cumsum(valid, axis=0)
-        counted, taken = np.zeros_like(totals[0]), np.zeros_like(lengths[0])  # of the episodes that did end
-        episodes = []
-        for t, infos in endings:
-            for index, info in infos.items():
-                total, length = float(totals[t, index] - counted[index]), int(lengths[t, index] - taken[index])
-                episodes.append(Episode(total, length, index, scalars(info)))
-                counted[index], taken[index] = totals[t, index], lengths[t, index]
-        self.returns, self.lengths = totals[-1] - counted, lengths[-1] - taken
-        return episodes
 
     def _discount(self, rewards: np.ndarray, ended: np.ndarray, gamma: float) -> np.ndarray:
         """Running discounted returns `[T, N]`, carried over fragment borders and cut where episodes end."""
@@ -193,25 +226,6 @@ class Sampler:
             self.discounted = discounted[t] = self.discounted * np.float32(gamma) + rewards[t]
             self.discounted = np.where(ended[t], np.float32(0), self.discounted)
         return discounted
-
-    def _check(self, observations: np.ndarray, rewards: np.ndarray) -> None:
-        """Refuse a fragment with numbers that are not finite, and say where they came from."""
-        for name, array in (("reward", rewards), ("observation", observations)):
-            finite = np.isfinite(array)
-            if not finite.all():
-                place = np.argwhere(~finite)[0].tolist()
-                row, index = place[:2]
-                raise self._broken(name, array[tuple(place)], self.steps_taken + row + (name == "reward"), index)
-
-    def _broken(self, name: str, value: float, step: int, index: int) -> ContractError:
-        return ContractError(
-            f"{self.spec.source.name} breaks its contract at step {step} of environment {index} of worker "
-            f"{self.spec.worker_index}: the {name} is {'NaN' if np.isnan(value) else 'infinite'}"
-        )
-
-    def close(self) -> None:
-        """Close the environments."""
-        self.envs.close()
 
 
 def scalars(info: dict[str, Any]) -> dict[str, float]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fever.config import RunConfig, validate
+from fever.config import NetworkSettings, RunConfig, validate
 from fever.display import Display, QuietDisplay
 from fever.envs import EnvContext, EnvSource, make_envs
 from fever.errors import FeverError
@@ -21,12 +21,13 @@ from fever.policy import Policy
 from fever.policy.spaces import Description
 from fever.process import Interrupts, facts, limit_learner_threads, log_to_file, prepare_jax
 from fever.run import WEIGHTS_PREFIX, Run
-from fever.sampler import SamplerSpec
 
 if TYPE_CHECKING:
     from fever.algos import Algorithm, Iteration
-    from fever.workers import Workers
+    from fever.workers import Pool
 
+REPLAY = "replay"  # folder of the replay buffer in a run directory
+REPLAY_SHARE = 0.05  # of the time may go into saving it
 SMALL_WIDTH = 256  # units of a hidden layer up to which a learner on a CPU is fastest on one thread
 
 
@@ -72,21 +73,22 @@ class Trainer:
         prepare_jax(config.device)  # before the first import of JAX, which an algorithm's module brings
         from fever.algos import config_of
 
-        self.settings = validate(config_of(config.algo), config.settings, config.algo)
+        self.settings: NetworkSettings = validate(config_of(config.algo), config.settings, config.algo)
         config = config.model_copy(update={"settings": self.settings.model_dump(mode="json")})
-        self.observation, self.action, self.config = self._probe(config)
+        self.observation, self.action, self.stack, self.config = self._probe(config)
         self.algorithm = self._build()
-        self.workers: Workers | None = None
+        self.pool: Pool | None = None
 
         self.iteration = self.episodes = self.generation = 0
         self.seconds_before = 0.0
+        self.replay_due = 0.0  # when the replay buffer is to be saved again
         self.begin: float | None = None  # when the loop began,
         self.end: float | None = None  # and when it ended
         window = config.stop.window
         self.returns: deque[float] = deque(maxlen=window)
         self.lengths: deque[int] = deque(maxlen=window)
 
-    def _probe(self, config: RunConfig) -> tuple[Description, Description, RunConfig]:
+    def _probe(self, config: RunConfig) -> tuple[Description, Description, int, RunConfig]:
         """Make the environment once: learn its spaces, and its cost if the layout is to be chosen."""
         with tempfile.TemporaryDirectory(prefix="fever-") as folder:
             envs = make_envs(self.source, 1, EnvContext(workdir=Path(folder)))
@@ -95,7 +97,7 @@ class Trainer:
                     workers, reason = choose_workers(envs)
                     config = config.model_copy(update={"workers": workers})
                     self.display.message(f"workers {workers}: {reason}")
-                spaces = envs.observation, envs.action
+                spaces = envs.observation, envs.action, envs.stack
             finally:
                 envs.close()
         stop = config.stop.or_default(self.source.reward_threshold)
@@ -106,8 +108,8 @@ class Trainer:
         from fever.algos import Task, find_algorithm
 
         config = self.config
-        widths = getattr(self.settings, "hidden", None) or ()
-        limit_learner_threads(self.observation["type"] != "image" and max(widths, default=0) <= SMALL_WIDTH)
+        image = self.observation["type"] == "image"
+        limit_learner_threads(not image and max(self.settings.widths(image), default=0) <= SMALL_WIDTH)
         assert isinstance(config.workers, int)
         task = Task(
             name=self.source.name,
@@ -117,6 +119,7 @@ class Trainer:
             workers=config.workers,
             seed=config.seed,
             total_steps=config.stop.steps,
+            stack=self.stack,
         )
         return find_algorithm(config.algo)(self.settings, task)
 
@@ -143,7 +146,7 @@ class Trainer:
 
     def _train(self, run: Run) -> str:
         """Start the workers and iterate; returns why it stopped, with the state saved."""
-        from fever.workers import make_workers
+        from fever.algos import Place
 
         run.lock()
         with log_to_file(run.path / "log.txt"), Interrupts() as interrupts:
@@ -151,24 +154,19 @@ class Trainer:
                 self._restore(run)
                 run.write_config(self.config)
             logging.info("training %s with %s", self.source.name, self.config.algo)
-            spec = SamplerSpec(
-                source=self.source,
-                network=self.algorithm.network,
-                envs=self.config.envs,
-                steps=self.algorithm.fragment_steps,
-                gamma=self.algorithm.return_discount,
-                seed=self.config.seed,
-                workdir=run.path.resolve() / "work",
-            )
             count = self.config.workers
             assert isinstance(count, int)
             if count:
                 self.display.message(f"starting Ray and {count} worker{'s' if count > 1 else ''}")
-            self.workers = make_workers(spec, self.observation, self.action, count, self.generation)
+            self.pool = self.algorithm.start(Place(self.source, run.path.resolve() / "work", self.generation))
+            if self.pool.description:
+                self.display.message(self.pool.description)
+            if self.resuming and (run.path / REPLAY).is_dir():
+                self.pool.restore(run.path / REPLAY)
             (run.path / "summary.json").unlink(missing_ok=True)
             self.display.start(self.config, run.path)
             try:
-                return self._loop(run, self.workers, interrupts)
+                return self._loop(run, self.pool, interrupts)
             except Exception:
                 logging.exception("training failed")
                 raise
@@ -177,13 +175,14 @@ class Trainer:
                 if self.iteration:
                     with interrupts.shield():
                         self._save(run)
+                        self._save_replay(run)
 
     def _close(self, run: Run) -> None:
         """Give back the terminal, close the environments, end the workers, let go of the files."""
         self.display.stop()
         try:
-            if self.workers is not None:
-                self.workers.close()
+            if self.pool is not None:
+                self.pool.close()
         finally:
             run.close()
 
@@ -195,41 +194,44 @@ class Trainer:
             run.write_summary(self._summary(run, "failed") | {"error": str(error)})
             self.display.message(f"the last good checkpoint is kept; resume with: fever resume {run.path}")
 
-    def _loop(self, run: Run, workers: Workers, interrupts: Interrupts) -> str:
+    def _loop(self, run: Run, pool: Pool, interrupts: Interrupts) -> str:
         """Iterate until a stop rule is met; returns its name."""
         self.begin = time.perf_counter()
         saved = time.monotonic()
-        iterations = self.algorithm.train(workers)
+        iterations = self.algorithm.train(pool)
         reason = ""
         while not reason:
             began = time.perf_counter()
             iteration = next(iterations)
             with interrupts.shield():
-                row = self._record(run, iteration, time.perf_counter() - began, workers)
+                row = self._record(run, iteration, time.perf_counter() - began, pool)
                 self.display.update(row)
                 reason = self._stop_reason()
                 if time.monotonic() - saved >= self.config.checkpoint_seconds and not reason:
                     self._save(run)
+                    if time.monotonic() >= self.replay_due:
+                        self._save_replay(run)
                     saved = time.monotonic()
         return reason
 
-    def _record(self, run: Run, iteration: Iteration, wall: float, workers: Workers) -> dict[str, Any]:
+    def _record(self, run: Run, iteration: Iteration, wall: float, pool: Pool) -> dict[str, Any]:
         """Count, and write what an iteration did into the run directory."""
         self.iteration += 1
         rows = []
-        for fragment in iteration.fragments:
-            for episode in fragment.episodes:
+        for report in iteration.reports:
+            for episode in report.episodes:
                 self.episodes += 1
-                self.returns.append(episode.total_reward)
-                self.lengths.append(episode.length)
+                if episode.counts:
+                    self.returns.append(episode.total_reward)
+                    self.lengths.append(episode.length)
                 rows.append({
                     "episode": self.episodes, "steps": self.algorithm.steps, "return": episode.total_reward,
-                    "length": episode.length, "worker": fragment.worker_index, "env": episode.env_index,
+                    "length": episode.length, "worker": report.worker_index, "env": episode.env_index,
                     "info": episode.info,
                 })  # fmt: skip
         if rows:
             run.log_episodes(rows)
-        sampled = sum(fragment.steps for fragment in iteration.fragments)
+        sampled = sum(report.steps for report in iteration.reports)
         row = {
             "iteration": self.iteration,
             "steps": self.algorithm.steps,
@@ -237,8 +239,8 @@ class Trainer:
             "seconds": round(self._seconds(), 4),
             "steps_per_second": round(sampled / wall, 1),
             **self._episode_statistics(),
-            **phase_shares(iteration, wall, workers.count),
-            "worker_restarts": workers.restarts,
+            **phase_shares(iteration, wall, pool.count),
+            "worker_restarts": pool.restarts,
             **iteration.metrics,
         }
         run.log(row)
@@ -294,6 +296,14 @@ class Trainer:
         }  # fmt: skip
         run.save({**state.arrays, **weights}, manifest, self.config.checkpoint_keep)
 
+    def _save_replay(self, run: Run) -> None:
+        """Keep what the pool has gathered, one copy, so rarely that it takes little of the time."""
+        assert self.pool is not None
+        began = time.monotonic()
+        self.pool.save(run.path / REPLAY)
+        now = time.monotonic()
+        self.replay_due = now + (now - began) / REPLAY_SHARE
+
     def _restore(self, run: Run) -> None:
         """Continue counters, optimiser, schedules, statistics and the learner's random stream from a checkpoint."""
         from fever.algos import State
@@ -336,16 +346,21 @@ class Trainer:
 
 
 def phase_shares(iteration: Iteration, wall: float, workers: int) -> dict[str, float]:
-    """Where an iteration's wall time went, as shares of it: environment, inference, transfer and learning."""
+    """Where an iteration's wall time went, as shares of it: environment, inference, transfer and learning.
+
+    Workers that do not wait for the learner are busy while it is: their shares and its own are of the same time, and
+    what the learner waits for them is its phase "wait".
+    """
     width = max(1, workers)
-    env = sum(fragment.seconds["env"] for fragment in iteration.fragments) / width
-    busy = sum(fragment.seconds["total"] for fragment in iteration.fragments) / width
-    waiting = max(0.0, iteration.seconds["sample"] - busy)
+    env = sum(report.seconds["env"] for report in iteration.reports) / width
+    busy = sum(report.seconds["total"] for report in iteration.reports) / width
+    spent = iteration.seconds.get
+    waiting = max(0.0, spent("sample", 0.0) - busy) + spent("wait", 0.0)
     shares = {
         "time_env": env,
         "time_inference": busy - env,
-        "time_transfer": iteration.seconds["transfer"] + waiting,
-        "time_learn": iteration.seconds["learn"],
+        "time_transfer": spent("transfer", 0.0) + waiting,
+        "time_learn": spent("learn", 0.0),
     }
     return {name: round(seconds / wall, 4) for name, seconds in shares.items()}
 

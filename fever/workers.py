@@ -1,7 +1,7 @@
 """The pool of samplers: one in this process, or many as Ray actors. Both give the same contract.
 
-An algorithm calls `broadcast` once and `collect(K)` once per iteration, and gets exactly K fragments made with those
-weights, whoever made them. A worker that dies is replaced and its fragment is made by whoever is free.
+An on-policy algorithm calls `broadcast` once and `collect(K)` once per iteration, and gets exactly K fragments made
+with those weights, whoever made them. A worker that dies is replaced and its fragment is made by whoever is free.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import os
 import secrets
 import sys
 from collections import Counter
-from typing import Any, Protocol
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from fever.errors import FeverError, TrainingError
 from fever.policy import Params
@@ -22,30 +24,37 @@ DEATHS_ALLOWED = 5  # of one worker without a fragment in between, before the ru
 CLOSE_SECONDS = 10  # for environments to close in, before their worker is ended
 
 
-class Workers(Protocol):
-    """What an algorithm sees of the samplers."""
+class Pool:
+    """What the trainer sees of the processes that gather experience."""
 
-    count: int  # 0: in this process
-    restarts: int  # workers replaced so far
+    count = 0  # workers; 0: in this process
+    restarts = 0  # processes replaced so far
+    description = ""  # of what it keeps, for people
+
+    def close(self) -> None:
+        """Close all environments and end all processes."""
+
+    def save(self, folder: Path) -> None:
+        """Write what was gathered and must survive a stop; nothing, unless the pool has a replay buffer."""
+
+    def restore(self, folder: Path) -> None:
+        """Read what `save` wrote."""
+
+
+class Workers(Pool):
+    """What an on-policy algorithm sees of the samplers."""
 
     def broadcast(self, params: Params) -> int:
         """Make these the weights that act from now on; returns their version."""
-        ...
+        raise NotImplementedError
 
     def collect(self, fragments: int) -> list[Fragment]:
         """Exactly this many fragments, all made with the weights broadcast last, in a stable order."""
-        ...
-
-    def close(self) -> None:
-        """Close all environments and end all workers."""
-        ...
+        raise NotImplementedError
 
 
-class LocalWorkers:
+class LocalWorkers(Workers):
     """One sampler in this process."""
-
-    count = 0
-    restarts = 0
 
     def __init__(self, spec: SamplerSpec, observation: Description, action: Description, generation: int = 0) -> None:
         self.sampler = Sampler(spec.for_worker(0, generation), observation, action)
@@ -64,36 +73,33 @@ class LocalWorkers:
         self.sampler.close()
 
 
-class RayWorkers:
-    """Samplers as Ray actors, on this machine or all over a cluster."""
+class RayPool(Pool):
+    """Worker processes as Ray actors, on this machine or all over a cluster; one that dies is replaced."""
 
-    def __init__(
-        self, spec: SamplerSpec, observation: Description, action: Description, count: int, generation: int = 0
-    ) -> None:
+    def __init__(self, count: int, generation: int) -> None:
         self.started_ray = start_ray(count)
         import ray
 
         self.ray = ray
-        self.count, self.restarts, self.version = count, 0, 0
-        self.spec, self.spaces = spec, (observation, action)
+        self.count, self.restarts = count, 0
         self.generations = [generation] * count
         self.deaths: Counter[int] = Counter()
-        self.params: Any = None
         self.actors: list[Any] = []
+
+    def start(self, index: int) -> Any:
+        """Start the actor of one worker; returns before it is ready."""
+        raise NotImplementedError
+
+    def start_all(self) -> None:
+        """Start every worker and wait until their environments are made."""
         try:
-            self.actors = [self._start(index) for index in range(count)]
-            self._get([actor.build.remote() for actor in self.actors])
+            self.actors = [self.start(index) for index in range(self.count)]
+            self.get([actor.build.remote() for actor in self.actors])
         except BaseException:
             self.close()
             raise
 
-    def _start(self, index: int) -> Any:
-        """Start the actor of one worker; returns before it is ready."""
-        actor = self.ray.remote(SamplerActor).options(num_cpus=1, max_restarts=0)
-        spec = self.spec.for_worker(index, self.generations[index])
-        return actor.remote(spec, *self.spaces, [path for path in sys.path if path])
-
-    def _get(self, references: Any) -> Any:
+    def get(self, references: Any) -> Any:
         """`ray.get`, with a mistake of the user's as it was raised instead of a remote traceback."""
         try:
             return self.ray.get(references)
@@ -101,6 +107,50 @@ class RayWorkers:
             if isinstance(error.cause, FeverError):
                 raise error.cause from None
             raise
+
+    @property
+    def lost(self) -> tuple[type[Exception], ...]:
+        """What `get` raises when a process died, or its machine."""
+        return self.ray.exceptions.RayActorError, self.ray.exceptions.ObjectLostError
+
+    def replace(self, index: int, error: Exception) -> None:
+        """Start another actor in the place of one that died."""
+        self.restarts += 1
+        self.deaths[index] += 1
+        self.generations[index] += 1
+        if self.deaths[index] > DEATHS_ALLOWED:
+            reason = str(error).strip().splitlines()[-1]
+            raise TrainingError(f"worker {index} died {self.deaths[index]} times in a row; the last reason: {reason}")
+        self.actors[index] = self.start(index)
+
+    def close(self) -> None:
+        ray = self.ray
+        closing = [actor.close.remote() for actor in self.actors]
+        if closing:
+            ray.wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS)
+        for actor in self.actors:
+            ray.kill(actor)
+        self.actors = []
+        if self.started_ray:
+            ray.shutdown()
+
+
+class RayWorkers(RayPool, Workers):
+    """Samplers as Ray actors."""
+
+    def __init__(
+        self, spec: SamplerSpec, observation: Description, action: Description, count: int, generation: int = 0
+    ) -> None:
+        super().__init__(count, generation)
+        self.spec, self.spaces = spec, (observation, action)
+        self.version = 0
+        self.params: Any = None
+        self.start_all()
+
+    def start(self, index: int) -> Any:
+        actor = self.ray.remote(SamplerActor).options(num_cpus=1, max_restarts=0)
+        spec = self.spec.for_worker(index, self.generations[index])
+        return actor.remote(search_path(), Sampler, spec, *self.spaces)
 
     def broadcast(self, params: Params) -> int:
         self.version += 1
@@ -119,9 +169,9 @@ class RayWorkers:
             for reference in self.ray.wait(list(pending), num_returns=1)[0]:
                 index = pending.pop(reference)
                 try:
-                    fragment = self._get(reference)
-                except (self.ray.exceptions.RayActorError, self.ray.exceptions.ObjectLostError) as error:
-                    self._replace(index, error)
+                    fragment = self.get(reference)
+                except self.lost as error:
+                    self.replace(index, error)
                 else:
                     self.deaths[index] = 0
                     made.append((index, share[index], fragment))
@@ -130,46 +180,19 @@ class RayWorkers:
         made.sort(key=lambda row: row[:2])
         return [fragment for _, _, fragment in made]
 
-    def _replace(self, index: int, error: Exception) -> None:
-        """Start another actor in the place of one that died."""
-        self.restarts += 1
-        self.deaths[index] += 1
-        self.generations[index] += 1
-        if self.deaths[index] > DEATHS_ALLOWED:
-            reason = str(error).strip().splitlines()[-1]
-            raise TrainingError(f"worker {index} died {self.deaths[index]} times in a row; the last reason: {reason}")
-        self.actors[index] = self._start(index)
 
-    def close(self) -> None:
-        ray = self.ray
-        closing = [actor.close.remote() for actor in self.actors]
-        if closing:
-            ray.wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS)
-        for actor in self.actors:
-            ray.kill(actor)
-        self.actors = []
-        if self.started_ray:
-            ray.shutdown()
-
-
-class SamplerActor:
+class WorkerActor:
     """What runs in a worker process. Made a Ray actor where it is started, so that this module need not import Ray."""
 
-    def __init__(
-        self, spec: SamplerSpec, observation: Description, action: Description, search_path: list[str]
-    ) -> None:
+    def __init__(self, search_path: list[str], make_runner: Callable[..., Any], *arguments: Any) -> None:
         sys.path.extend(path for path in search_path if path not in sys.path)
-        self.arguments = spec, observation, action
-        self.sampler: Sampler | None = None
+        self.make_runner, self.arguments = make_runner, arguments
+        self.runner: Any = None
 
-    def build(self) -> None:
+    def build(self) -> Any:
         """Make the environments; not in the constructor, so that what goes wrong arrives as the error that it is."""
-        self.sampler = self.sampler or Sampler(*self.arguments)
-
-    def sample(self, params: Params, version: int) -> Fragment:
-        self.build()
-        assert self.sampler is not None
-        return self.sampler.sample(params, version)
+        if self.runner is None:
+            self.runner = self.make_runner(*self.arguments)
 
     def facts(self) -> dict[str, Any]:
         """What this process is, for tests and benchmarks."""
@@ -179,8 +202,21 @@ class SamplerActor:
         return {"pid": os.getpid(), "modules": sorted(sys.modules), "megabytes": kilobytes / 1024}
 
     def close(self) -> None:
-        if self.sampler is not None:
-            self.sampler.close()
+        if self.runner is not None:
+            self.runner.close()
+
+
+class SamplerActor(WorkerActor):
+    """A worker that makes fragments."""
+
+    def sample(self, params: Params, version: int) -> Fragment:
+        self.build()
+        return self.runner.sample(params, version)
+
+
+def search_path() -> list[str]:
+    """Where this process finds modules, for its workers to find the same."""
+    return [path for path in sys.path if path]
 
 
 def start_ray(workers: int) -> bool:

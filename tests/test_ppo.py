@@ -55,7 +55,7 @@ def make(
 def collect(ppo: PPO, target: Any = CounterEnv, seed: int = 0, skip: int = 1) -> Fragment:
     """A fragment of all the environments of a batch; not the very first, so that recurrent states are not zero."""
     source, envs = EnvSource(target), ppo.task.envs * ppo.fragments
-    spec = SamplerSpec(source, ppo.network, envs, ppo.fragment_steps, 0.99, seed)
+    spec = SamplerSpec(source, ppo.network, envs, ppo.config.steps, 0.99, seed)
     sampler = Sampler(spec, ppo.task.observation, ppo.task.action)
     return [sampler.sample(ppo.weights()) for _ in range(skip + 1)][-1]
 
@@ -355,7 +355,7 @@ def test_the_loop_compiles_once_and_keeps_its_books(caplog: pytest.LogCaptureFix
     sizes = []
     with jax.log_compiles():
         for number, iteration in zip(range(1, 4), ppo.train(workers), strict=False):
-            assert [fragment.version for fragment in iteration.fragments] == [number]
+            assert [fragment.version for fragment in iteration.reports] == [number]
             assert iteration.seconds.keys() == {"transfer", "sample", "learn"}
             assert ppo.steps == 32 * number
             sizes.append(ppo._jitted_update._cache_size())

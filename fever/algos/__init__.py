@@ -7,20 +7,28 @@ import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from fever.config import NetworkSettings, Settings
+from fever.config import NetworkSettings
+from fever.envs import EnvSource
 from fever.errors import FeverError
 from fever.policy import Network, Params
 from fever.policy.policy import network_for
 from fever.policy.spaces import Description
-from fever.sampler import Fragment
-from fever.workers import Workers
+from fever.sampler import Report
+from fever.workers import Pool
 
-ALGORITHMS = {"ppo": "fever.algos.ppo:PPO"}
+ALGORITHMS = {
+    "ppo": "fever.algos.ppo:PPO",
+    "dqn": "fever.algos.dqn:DQN",
+    "apex": "fever.algos.apex:Apex",
+    "sac": "fever.algos.sac:SAC",
+}
+LEARNER_STREAM = 2**32 - 1  # of random numbers, where samplers have their worker's index
 
 NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # Mnih et al. 2015
 SMALL_IMAGES = ((16, 3, 1), (32, 3, 1))  # after Young & Tian 2019
@@ -37,6 +45,16 @@ class Task:
     workers: int  # 0: in this process
     seed: int
     total_steps: int | None  # where schedules end; None: the run has no limit of steps
+    stack: int = 1  # frames in an image observation that follow one another, see `Envs.stack`
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where experience is gathered."""
+
+    source: EnvSource
+    workdir: Path  # parent of the environments' private folders
+    generation: int  # how often the run was resumed: every time gets fresh random streams
 
 
 class State(NamedTuple):
@@ -50,7 +68,7 @@ class State(NamedTuple):
 class Iteration:
     """What one round of an algorithm's loop did."""
 
-    fragments: list[Fragment]
+    reports: list[Report]  # of the workers, in a stable order
     metrics: dict[str, float]
     seconds: dict[str, float] = field(default_factory=dict)  # phase -> wall time
 
@@ -58,14 +76,19 @@ class Iteration:
 class Algorithm(Protocol):
     """One algorithm. It never imports Ray, and learns the same from any workers."""
 
-    Config: ClassVar[type[Settings]]
+    Config: ClassVar[type[NetworkSettings]]
     network: Network
-    fragment_steps: int  # T of the fragments it wants
-    return_discount: float | None  # of the running returns in its fragments; None: it needs none
     steps: int  # environment steps learned from so far
 
     def __init__(self, config: Any, task: Task) -> None: ...
-    def train(self, workers: Workers) -> Iterator[Iteration]: ...
+    def start(self, place: Place) -> Pool:
+        """Start what gathers this algorithm's experience; the trainer closes it."""
+        ...
+
+    def train(self, pool: Any) -> Iterator[Iteration]:
+        """The loop, for ever, on what `start` returned."""
+        ...
+
     def weights(self) -> Params:
         """What a policy needs to act, as NumPy arrays."""
         ...
@@ -94,7 +117,7 @@ def find_algorithm(name: str) -> Callable[[Any, Task], Algorithm]:
     return _load(name)
 
 
-def config_of(name: str) -> type[Settings]:
+def config_of(name: str) -> type[NetworkSettings]:
     """The settings of an algorithm."""
     return _load(name).Config
 
@@ -108,28 +131,22 @@ def _load(name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-def build_network(config: NetworkSettings, task: Task) -> Network:
-    """The network that fits a task's spaces, with the settings' sizes."""
+def build_network(config: NetworkSettings, task: Task, **more: Any) -> Network:
+    """The network that fits a task's spaces, with the settings' sizes; `more` are further fields of it."""
     shape = task.observation["shape"] if task.observation["type"] == "image" else ()
     convolutions: tuple[tuple[int, int, int], ...] = ()
     if shape:
         convolutions = config.convolutions or (NATURE if min(shape[:2]) >= 36 else SMALL_IMAGES)
         _check_convolutions(convolutions, shape)
-    hidden = config.hidden
-    if hidden is None:
-        hidden = () if convolutions else (64,) if config.recurrent != "none" else (64, 64)
-    continuous = task.action["type"] == "box"
     try:
         return network_for(
             task.observation,
             task.action,
-            hidden=hidden,
+            hidden=config.widths(bool(convolutions)),
             activation=config.activation,
-            log_std=config.log_std if continuous else None,
             convolutions=convolutions,
             convolution_features=config.convolution_features,
-            recurrent=config.recurrent,
-            recurrent_size=config.recurrent_size,
+            **more,
         )
     except ValueError as error:
         raise FeverError(f"{task.name} cannot be trained on: {error}") from error

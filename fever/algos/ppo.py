@@ -14,24 +14,31 @@ import jax.numpy as jnp
 import numpy as np
 
 from fever.adam import Adam, AdamState
-from fever.algos import Iteration, Phases, State, Task, build_network
+from fever.algos import LEARNER_STREAM, Iteration, Phases, Place, State, Task, build_network
 from fever.config import NetworkSettings, setting
 from fever.errors import FeverError, TrainingError
 from fever.normalize import Moments
 from fever.policy import Params, distribution_for
 from fever.returns import gae
-from fever.sampler import Fragment
+from fever.sampler import Fragment, SamplerSpec
 from fever.vector import Vectorizer
-from fever.workers import Workers
+from fever.workers import Workers, make_workers
 
 STEP_METRICS = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "gradient_norm", "updates")
 KL = STEP_METRICS.index("kl")
-LEARNER_STREAM = 2**32 - 1  # of random numbers, where samplers have their worker's index
 IMAGE_CHUNK = 32  # rows of images whose patches stay in a CPU's cache
 
 
 class PPOConfig(NetworkSettings):
     """Settings of PPO."""
+
+    hidden: tuple[int, ...] | None = setting(
+        None, "widths of each head's hidden layers; null: 64,64, or 64 behind an LSTM or GRU, none behind convolutions",
+        "Schulman et al. 2017, table 3",
+    )  # fmt: skip
+    recurrent: Literal["none", "lstm", "gru"] = setting("none", "memory between the observation and the heads")
+    recurrent_size: int = setting(128, "units of the LSTM or GRU", gt=0)
+    log_std: float = setting(0.0, "initial log standard deviation of continuous actions (in half action ranges)", "SB3")
 
     steps: int = setting(128, "steps of each environment in a batch (T)", "Schulman et al. 2017, table 5", gt=0)
     minibatch: int = setting(256, "steps in a gradient step; divides the batch", "Schulman et al. 2017, table 5", gt=0)
@@ -53,6 +60,11 @@ class PPOConfig(NetworkSettings):
     normalize_observations: bool = setting(True, "by running mean and deviation (not images)", "SB3's VecNormalize")
     normalize_rewards: bool = setting(True, "by the running deviation of returns", "SB3's VecNormalize")
 
+    def widths(self, image: bool) -> tuple[int, ...]:
+        if self.hidden is None and self.recurrent != "none" and not image:
+            return (64,)
+        return super().widths(image)
+
 
 class PPO:
     """Clipped policy gradients on batches of fragments."""
@@ -61,10 +73,14 @@ class PPO:
 
     def __init__(self, config: PPOConfig, task: Task) -> None:
         self.config, self.task = config, task
-        self.network = build_network(config, task)
+        self.network = build_network(
+            config,
+            task,
+            log_std=config.log_std if task.action["type"] == "box" else None,
+            recurrent=config.recurrent,
+            recurrent_size=config.recurrent_size,
+        )
         self.distribution = distribution_for(task.action)
-        self.fragment_steps = config.steps
-        self.return_discount = config.gamma if config.normalize_rewards else None
         self.fragments = max(1, task.workers)
         self._check_sizes()
 
@@ -101,6 +117,15 @@ class PPO:
                 f" = {batch}; minibatch={fitting} does"
             )
 
+    def start(self, place: Place) -> Workers:
+        """Samplers of fragments."""
+        task, config = self.task, self.config
+        discount = config.gamma if config.normalize_rewards else None
+        spec = SamplerSpec(
+            place.source, self.network, task.envs, config.steps, discount, task.seed, workdir=place.workdir
+        )
+        return make_workers(spec, task.observation, task.action, task.workers, place.generation)
+
     def train(self, workers: Workers) -> Iterator[Iteration]:
         """The training loop: broadcast, collect, learn, for ever."""
         while True:
@@ -111,7 +136,7 @@ class PPO:
                 fragments = workers.collect(self.fragments)
             with phases("learn"):
                 metrics = self.learn(fragments)
-            yield Iteration(fragments, metrics, phases.seconds)
+            yield Iteration(list(fragments), metrics, phases.seconds)
 
     def weights(self) -> Params:
         """The network's weights, with the observation statistics that it normalises by."""

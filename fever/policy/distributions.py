@@ -40,6 +40,7 @@ class Distribution(Protocol):
     def log_prob(self, parameters: Any, actions: Any, xp: Any = np) -> Any: ...
     def entropy(self, parameters: Any, xp: Any = np) -> Any: ...
     def kl(self, old: Any, new: Any, xp: Any = np) -> Any: ...
+    def uniform(self, rng: np.random.Generator, leading: tuple[int, ...]) -> np.ndarray: ...
     def to_env(self, actions: np.ndarray) -> np.ndarray: ...
 
 
@@ -103,6 +104,10 @@ class Categorical:
         log_old, log_new = self._log_probabilities(old, xp), self._log_probabilities(new, xp)
         return (xp.exp(log_old) * (log_old - log_new)).sum((-1, -2))
 
+    def uniform(self, rng: np.random.Generator, leading: tuple[int, ...]) -> np.ndarray:
+        """Stored actions drawn evenly from the whole space."""
+        return rng.integers(0, self.sizes, (*leading, len(self.sizes)), np.int32)
+
     def to_env(self, actions: np.ndarray) -> np.ndarray:
         """Stored actions `[N, K]` to a batch of actions as the environment takes them."""
         shifted = actions.astype(self.env_dtype) + np.asarray(self.starts, self.env_dtype)
@@ -161,6 +166,10 @@ class Gaussian:
         spread = (xp.exp(2 * log_old) + (mean_old - mean_new) ** 2) * xp.exp(-2 * log_new)
         return (log_new - log_old + 0.5 * spread - 0.5).sum(-1)
 
+    def uniform(self, rng: np.random.Generator, leading: tuple[int, ...]) -> np.ndarray:
+        """Stored actions drawn evenly from within the bounds."""
+        return rng.random((*leading, len(self.low)), np.float32) * 2 - 1
+
     def to_env(self, actions: np.ndarray) -> np.ndarray:
         """Stored actions `[N, D]` to a batch of actions within the environment's bounds."""
         low, high = self._bounds
@@ -173,7 +182,37 @@ class Gaussian:
         return np.asarray(self.low, self.env_dtype), np.asarray(self.high, self.env_dtype)
 
 
-def distribution_for(description: Description) -> Categorical | Gaussian:
+@dataclass(frozen=True)
+class SquashedGaussian(Gaussian):
+    """The tanh of a diagonal Gaussian, scaled to a bounded Box (Haarnoja et al. 2018, appendix C).
+
+    Stored actions are within -1 and 1. Log probabilities are those of a sample whose noise is known: computing them
+    from the action alone would lose all precision near the bounds.
+    """
+
+    def _split(self, parameters: Any) -> tuple[Any, Any]:
+        mean, log_std = super()._split(parameters)
+        return mean, log_std.clip(-20, 2)
+
+    def sample(self, parameters: Any, noise: Any, xp: Any = np) -> Any:
+        return xp.tanh(super().sample(parameters, noise, xp))
+
+    def sample_and_log_prob(self, parameters: Any, noise: Any, xp: Any = np) -> tuple[Any, Any]:
+        """Actions `[..., D]` and their log probabilities `[...]`."""
+        _, log_std = self._split(parameters)
+        drawn = super().sample(parameters, noise, xp)
+        stretch = 2 * (math.log(2) - drawn - xp.logaddexp(0.0, -2 * drawn))  # log(1 - tanh^2), without cancellation
+        return xp.tanh(drawn), -(0.5 * noise**2 + log_std + 0.5 * LOG_2PI + stretch).sum(-1)
+
+    def mode(self, parameters: Any, xp: Any = np) -> Any:
+        return xp.tanh(super().mode(parameters, xp))
+
+    def log_prob(self, parameters: Any, actions: Any, xp: Any = np) -> Any:
+        inside = actions.clip(-1 + 1e-6, 1 - 1e-6)
+        return super().log_prob(parameters, xp.arctanh(inside), xp) - xp.log(1 - inside**2).sum(-1)
+
+
+def distribution_for(description: Description, squashed: bool = False) -> Categorical | Gaussian:
     """The distribution over a described action space; raises ValueError where there is none."""
     shape = tuple(description.get("shape", ()))
     if description["type"] == "discrete":
@@ -185,7 +224,8 @@ def distribution_for(description: Description) -> Categorical | Gaussian:
         low, high = description["low"], description["high"]
         if None in low or None in high:
             raise ValueError("the action space has no bounds; give its Box finite low and high")
-        return Gaussian(tuple(low), tuple(high), shape, description["dtype"])
+        kind = SquashedGaussian if squashed else Gaussian
+        return kind(tuple(low), tuple(high), shape, description["dtype"])
     raise ValueError(
         "this kind of action space is not supported; supported are Discrete, MultiDiscrete, MultiBinary and a bounded "
         "Box of floats"

@@ -3,8 +3,9 @@
     observation -> [normalise] -> [convolutions] -> [LSTM or GRU] -> policy head
                                                                  \\-> value head
 
-Without images and recurrence the two heads are separate multilayer perceptrons that share nothing. Shapes: N is the
-number of environments, T of time steps, F of features, S of recurrent state (0 for a policy without memory).
+Without images and recurrence the two heads are separate multilayer perceptrons that share nothing. A network of action
+values has them in its policy head: the greedy action is then the distribution's mode. Shapes: N is the number of
+environments, T of time steps, F of features, S of recurrent state (0 for a policy without memory).
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ class Network:
     convolution_features: int = 512  # width of the dense layer after the convolutions
     recurrent: str = "none"  # "none", "lstm" or "gru"
     recurrent_size: int = 128
+    value_head: bool = True
+    dueling: bool = False  # the value head's output is added to the policy head's, which is centred (Wang et al. 2016)
+    squashed: bool = False  # continuous actions are the tanh of a Gaussian whose deviation the policy head gives, too
 
     @property
     def state_size(self) -> int:
@@ -65,11 +69,9 @@ class Network:
             params["core/b"] = np.zeros(gates * self.recurrent_size, np.float32)
             width = self.recurrent_size
         means = self.outputs if self.log_std is None else self.outputs // 2
-        for head, outputs, gain in (("policy", means, 0.01), ("value", 1, 1.0)):
-            sizes = [width, *self.hidden]
-            for index, (inputs, layer) in enumerate(pairwise(sizes)):
-                dense(f"{head}{index}", inputs, layer, math.sqrt(2))
-            dense(head, sizes[-1], outputs, gain)
+        heads = (("policy", means, 0.01), ("value", 1, 1.0))
+        for head, outputs, gain in heads if self.value_head else heads[:1]:
+            params |= init_perceptron(rng, head, [width, *self.hidden, outputs], gain)
         if self.log_std is not None:
             params["policy/log_std"] = np.full(means, self.log_std, np.float32)
         return params
@@ -141,8 +143,10 @@ class Network:
         return jax.lax.scan(step, state, (features, first))[1]
 
     def policy(self, params: Params, features: Any, xp: Any = np) -> Any:
-        """Distribution parameters `[..., outputs]`."""
+        """Distribution parameters or action values `[..., outputs]`."""
         outputs = self._head(params, "policy", features, xp)
+        if self.dueling:
+            return outputs - outputs.mean(-1, keepdims=True) + self._head(params, "value", features, xp)
         if self.log_std is None:
             return outputs
         return xp.concatenate([outputs, xp.zeros_like(outputs) + params["policy/log_std"]], axis=-1)
@@ -152,13 +156,29 @@ class Network:
         return self._head(params, "value", features, xp)[..., 0]
 
     def _head(self, params: Params, name: str, x: Any, xp: Any) -> Any:
-        leading = x.shape[:-1]
-        x = x.reshape(-1, x.shape[-1])  # plain matrices: XLA multiplies them a fifth faster than with a leading axis
-        for index in range(len(self.hidden)):
-            x = x @ params[f"{name}{index}/w"] + params[f"{name}{index}/b"]
-            x = xp.tanh(x) if self.activation == "tanh" else xp.maximum(x, 0)
-        x = x @ params[f"{name}/w"] + params[f"{name}/b"]
-        return x.reshape(*leading, x.shape[-1])
+        return perceptron(params, name, len(self.hidden), self.activation, x, xp)
+
+
+def perceptron(params: Params, name: str, layers: int, activation: str, x: Any, xp: Any = np) -> Any:
+    """A multilayer perceptron on `[..., F]`: hidden layers `name0`, `name1`, ..., and the linear last one, `name`."""
+    leading = x.shape[:-1]
+    x = x.reshape(-1, x.shape[-1])  # plain matrices: XLA multiplies them a fifth faster than with a leading axis
+    for index in range(layers):
+        x = x @ params[f"{name}{index}/w"] + params[f"{name}{index}/b"]
+        x = xp.tanh(x) if activation == "tanh" else xp.maximum(x, 0)
+    x = x @ params[f"{name}/w"] + params[f"{name}/b"]
+    return x.reshape(*leading, x.shape[-1])
+
+
+def init_perceptron(rng: np.random.Generator, name: str, sizes: list[int], gain: float) -> Params:
+    """Weights for `perceptron`: orthogonal, gain sqrt(2), another one for the last layer; biases are zero."""
+    params: Params = {}
+    for index, (inputs, outputs) in enumerate(pairwise(sizes)):
+        last = index == len(sizes) - 2
+        layer = name if last else f"{name}{index}"
+        params[f"{layer}/w"] = orthogonal(rng, inputs, outputs, gain if last else math.sqrt(2))
+        params[f"{layer}/b"] = np.zeros(outputs, np.float32)
+    return params
 
 
 def convolve(x: Any, weights: Any, bias: Any, kernel: int, stride: int, xp: Any = np) -> Any:

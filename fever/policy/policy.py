@@ -23,7 +23,7 @@ class Policy:
     def __init__(self, observation: Description, action: Description, network: Network, params: Params) -> None:
         self.observation, self.action = observation, action
         self.network, self.params = network, params
-        self.distribution = distribution_for(action)
+        self.distribution = distribution_for(action, network.squashed)
         self.rng = np.random.default_rng(0)
         self._state: np.ndarray | None = None
 

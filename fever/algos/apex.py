@@ -1,0 +1,40 @@
+"""Distributed prioritised experience replay (Horgan et al. 2018): DQN whose many actors explore differently.
+
+With `--workers` actors, shards of the buffer and the learner run all at once; without, by turns in one process.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fever.algos.dqn import DQN, DQNConfig
+from fever.config import setting
+
+
+class ApexConfig(DQNConfig):
+    """Settings of Ape-X."""
+
+    batch: int = setting(512, "transitions in a gradient step", "Horgan et al. 2018", gt=0)
+    updates: int = setting(
+        1, "gradient steps in one compiled call, drawn together: more are faster, fewer are fresher", gt=0
+    )
+    replay_ratio: float = setting(8.0, "transitions learned from for each one added; the paper's run had 0.8", gt=0)
+    target_updates: int = setting(100, "gradient steps between hard copies; 2500 for Atari", "Horgan 2018", gt=0)
+    epsilon_base: float = setting(0.4, "of the ladder: explorer i of n has base^(1 + ladder i/(n-1))", "Horgan 2018")
+    epsilon_ladder: float = setting(7.0, "alpha of the ladder; a single explorer has its middle", "Horgan 2018", ge=0)
+
+
+class Apex(DQN):
+    """DQN with a ladder of epsilons instead of a schedule."""
+
+    Config = ApexConfig
+
+    def epsilons(self) -> np.ndarray:
+        config: ApexConfig = self.config  # type: ignore[assignment]
+        return epsilon_ladder(config.epsilon_base, config.epsilon_ladder, self.explorers)
+
+
+def epsilon_ladder(base: float, alpha: float, explorers: int) -> np.ndarray:
+    """base^(1 + alpha i / (n - 1)) for i = 0 .. n-1; for n = 1 the middle, base^(1 + alpha / 2)."""
+    places = np.linspace(0, 1, explorers) if explorers > 1 else np.array([0.5])
+    return base ** (1 + alpha * places)

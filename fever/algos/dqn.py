@@ -1,0 +1,124 @@
+"""Deep Q-learning (Mnih et al. 2015) with what has become its standard: double, dueling, n-step, prioritised replay.
+
+The loop is in `replay.py`; here is the mathematics of a gradient step, and how DQN explores.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fever.adam import Adam, AdamState
+from fever.algos import Task, build_network
+from fever.algos.replay import ReplayAlgorithm
+from fever.config import setting
+from fever.errors import FeverError
+from fever.experience import ReplaySettings
+from fever.policy import Params
+from fever.replay import Batch
+from fever.vector import Vectorizer
+
+
+class DQNConfig(ReplaySettings):
+    """Settings of DQN."""
+
+    learning_rate: float = setting(1e-3, "of Adam", "between rl-zoo's for CartPole-v1 and Acrobot-v1", gt=0)
+    double: bool = setting(True, "the online network chooses the action that the target values", "van Hasselt 2016")
+    dueling: bool = setting(True, "state value and advantages from separate heads", "Wang et al. 2016")
+    n_step: int = setting(3, "rewards summed up before bootstrapping", "Hessel et al. 2018", gt=0)
+    prioritized: bool = setting(True, "draw in proportion to the TD error", "Schaul et al. 2016")
+    priority_exponent: float = setting(0.6, "alpha: 0 draws evenly", "Schaul et al. 2016", ge=0)
+    importance: float = setting(0.4, "beta at the start; rises to 1 at stop.steps", "Schaul et al. 2016", ge=0, le=1)
+    target: Literal["hard", "polyak"] = setting("hard", "copy the target network, or move it slowly", "Mnih 2015")
+    target_updates: int = setting(128, "gradient steps between hard copies", "rl-zoo, DQN CartPole-v1", gt=0)
+    polyak: float = setting(0.005, "share of the way that a polyak target moves", "Lillicrap et al. 2016", gt=0, le=1)
+    loss: Literal["huber", "squared"] = setting("huber", "of the TD error; huber is linear beyond 1", "Mnih 2015")
+    max_gradient_norm: float = setting(10.0, "gradients are scaled down to this norm", "Wang et al. 2016", gt=0)
+    epsilon_start: float = setting(1.0, "probability of a random action at the start", "Mnih 2015", ge=0, le=1)
+    epsilon_end: float = setting(0.04, "and at the end of the schedule", "rl-zoo, DQN CartPole-v1", ge=0, le=1)
+    epsilon_steps: int = setting(8000, "environment steps of the linear schedule", "rl-zoo, DQN CartPole-v1", gt=0)
+
+
+class DQN(ReplayAlgorithm):
+    """Learns the value of every action, acts by the highest."""
+
+    Config: Any = DQNConfig
+
+    def __init__(self, config: DQNConfig, task: Task) -> None:
+        super().__init__(config, task)
+        self.config: DQNConfig = config
+        if task.action["type"] != "discrete" or len(task.action["sizes"]) != 1:
+            raise FeverError(f"{task.name} has no single Discrete action, which DQN needs; sac takes Box actions")
+        self.prioritized, self.n_step = config.prioritized, config.n_step
+        self.network = build_network(config, task, value_head=config.dueling, dueling=config.dueling)
+        params = self.network.init(self.rng)
+        self.vectorizer = Vectorizer(params)
+        self.optimizer = Adam(max_norm=config.max_gradient_norm)
+        vector = jnp.asarray(self.vectorizer.pack(params))
+        self.learned = {"online": vector, "target": vector, **self.optimizer.init(vector).arrays("adam")}
+
+    def weights(self) -> Params:
+        return self.vectorizer.unpack(np.asarray(self.learned["online"]))
+
+    def epsilons(self) -> np.ndarray:
+        """The schedule, the same for all explorers."""
+        config = self.config
+        done = min(1.0, self.steps / config.epsilon_steps)
+        epsilon = config.epsilon_start + done * (config.epsilon_end - config.epsilon_start)
+        return np.full(self.explorers, epsilon)
+
+    def facts(self, batch: Batch) -> dict[str, Any]:
+        """Gradient steps so far, and importance weights `[U, B]`, the largest 1 in each batch."""
+        config, total = self.config, self.task.total_steps
+        done = min(1.0, self.steps / total) if total else 0.0
+        beta = config.importance + done * (1 - config.importance)
+        weights = (batch.mass.reshape(config.updates, config.batch) ** -beta).astype(np.float32)
+        return {"count": self.updates, "weights": weights / weights.max(1, keepdims=True)}
+
+    def values(self, vector: Any, observations: Any) -> Any:
+        """Values of all actions, `[B, ...]` to `[B, A]`."""
+        params = self.vectorizer.unpack(vector)
+        return self.network.policy(params, self.network.features(params, observations, jnp), jnp)
+
+    def update(self, learned: dict[str, Any], batches: Params, facts: Params) -> tuple[dict[str, Any], Any, Any]:
+        config = self.config
+        batches = {**batches, "weights": facts["weights"]}
+        # Where the target stays the same for all these steps, its values are computed at once.
+        frozen = config.target == "hard" and config.target_updates % config.updates == 0
+        if frozen:
+            following = batches["next_observations"].reshape(-1, *batches["next_observations"].shape[2:])
+            values = self.values(learned["target"], following)
+            batches["target_values"] = values.reshape(config.updates, config.batch, -1)
+
+        def gradient_step(carry: tuple[Any, ...], batch: Params) -> tuple[Any, Any]:
+            online, target, adam, count = carry
+            values = batch["target_values"] if frozen else self.values(target, batch["next_observations"])  # [B, A]
+            chooser = self.values(online, batch["next_observations"]) if config.double else values
+            best = chooser.argmax(-1, keepdims=True) == np.arange(values.shape[-1])
+            goals = batch["rewards"] + batch["discounts"] * (values * best).sum(-1)  # [B]
+            (loss, (errors, value)), gradient = jax.value_and_grad(self.loss, has_aux=True)(online, batch, goals)
+            direction, adam = self.optimizer.update(gradient, adam)
+            online = online - config.learning_rate * direction
+            count = count + 1
+            if config.target == "polyak":
+                target = target + config.polyak * (online - target)
+            else:
+                target = jnp.where(count % config.target_updates == 0, online, target)
+            metrics = jnp.stack([loss, value, jnp.abs(errors).mean(), jnp.sqrt((gradient**2).sum())])
+            return (online, target, adam, count), (errors, metrics)
+
+        carry = learned["online"], learned["target"], AdamState.from_arrays("adam", learned), facts["count"]
+        (online, target, adam, _), (errors, metrics) = jax.lax.scan(gradient_step, carry, batches)
+        return {"online": online, "target": target, **adam.arrays("adam")}, errors, metrics
+
+    def loss(self, online: Any, batch: Params, goals: Any) -> tuple[Any, tuple[Any, Any]]:
+        """Weighted mean loss of a batch; its TD errors `[B]` and the mean value of its actions."""
+        values = self.values(online, batch["observations"])
+        chosen = (values * (batch["actions"] == np.arange(values.shape[-1]))).sum(-1)
+        errors = chosen - goals
+        size = jnp.abs(errors)
+        losses = jnp.where(size < 1, 0.5 * errors**2, size - 0.5) if self.config.loss == "huber" else 0.5 * errors**2
+        return (batch["weights"] * losses).mean(), (errors, chosen.mean())

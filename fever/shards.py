@@ -1,0 +1,232 @@
+"""Replay all over a cluster: explorers and shards of the buffer as Ray actors, and the thread that keeps them busy.
+
+    explorer ──transitions──► shard ──draws──► learner (this process)
+        ▲                       ▲──priorities──┘  │
+        └──────────────weights, epsilons──────────┘
+
+Nothing waits for anything else while the ratio of transitions drawn to transitions added is held: explorers get their
+next call before the last one ends, and shards their next draw before the learner asks for it. If the learner falls
+behind, explorers get no further calls; if they do, the learner waits. An explorer always fills the same shard, so every
+frame is sent once. What dies is replaced: an explorer by a new one, a shard by an empty one.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fever.experience import Draw, Experience, ExperienceSpec, load_shards, save_shards
+from fever.explorer import Explorer
+from fever.policy import Params
+from fever.replay import Batch, ReplayBuffer
+from fever.sampler import Report
+from fever.workers import RayPool, WorkerActor, search_path
+
+AHEAD = 2  # calls that an explorer, and draws that a shard, has in hand
+SLACK = 4  # draws by which either side may run ahead of the ratio
+PATIENCE = 0.2  # seconds that the learner waits for a draw before it looks after other things
+
+
+class ExplorerActor(WorkerActor):
+    """A worker that fills a shard."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.sent: Any = None  # the last block on its way
+
+    def explore(self, params: Params, version: int, epsilons: np.ndarray, shard: Any) -> tuple[Report, int]:
+        """Take one call's steps and send the transitions; returns what was done, and how many they are."""
+        import ray
+
+        self.build()
+        block, report = self.runner.explore(params, version, epsilons)
+        if self.sent is not None:  # at most one block is under way: a shard that is slow slows its explorers
+            ray.wait([self.sent])
+        self.sent = shard.add.remote(block)
+        return report, len(block.rewards)
+
+
+class ShardActor:
+    """One shard of the replay buffer."""
+
+    def __init__(self, search_path: list[str], spec: Any, seed: list[int]) -> None:
+        self.buffer = ReplayBuffer(spec)
+        self.rng = np.random.default_rng(np.random.SeedSequence(seed))
+
+    def add(self, block: Any) -> None:
+        self.buffer.add(block)
+
+    def draw(self, count: int) -> tuple[Batch | None, dict[str, float]]:
+        """Transitions (None while there are none at all), and what the buffer holds."""
+        measures = {"buffer_fill": self.buffer.fill, "priority_mean": self.buffer.priority_mean}
+        return self.buffer.sample(self.rng, count) if self.buffer.size else None, measures
+
+    def update(self, serials: np.ndarray, errors: np.ndarray) -> None:
+        self.buffer.update(serials, errors)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return self.buffer.arrays()
+
+    def restore(self, arrays: dict[str, np.ndarray]) -> None:
+        self.buffer.restore(arrays)
+
+
+class RayExperience(RayPool, Experience):
+    """Explorers and shards as Ray actors; a thread of this process hands out their work."""
+
+    def __init__(self, spec: ExperienceSpec, workers: int, generation: int = 0) -> None:
+        Experience.__init__(self, spec)
+        RayPool.__init__(self, workers, generation)
+        self.lives = [generation] * spec.shards
+        self.shards = [self._start_shard(index) for index in range(spec.shards)]
+        self.measures: list[dict[str, float]] = [{} for _ in self.shards]
+        self.ready: queue.SimpleQueue[Draw] = queue.SimpleQueue()
+        self.waiting = 0  # draws in `ready`, or on their way
+        self.failure: BaseException | None = None
+        self.closing = threading.Event()
+        self.exploring: dict[Any, int] = {}  # call -> worker
+        self.drawing: dict[Any, tuple[int, int]] = {}  # call -> shard, its life
+        self.reports_lock = threading.Lock()
+        self.thread = threading.Thread(target=self._run, name="experience", daemon=True)
+        self.start_all()
+
+    def start(self, index: int) -> Any:
+        actor = self.ray.remote(ExplorerActor).options(num_cpus=1, max_restarts=0)
+        spec = self.spec
+        sampler = spec.sampler.for_worker(index, self.generations[index])
+        return actor.remote(search_path(), Explorer, sampler, spec.observation, spec.action, spec.exploration)
+
+    def _start_shard(self, index: int) -> Any:
+        actor = self.ray.remote(ShardActor).options(num_cpus=0, max_restarts=0, scheduling_strategy="SPREAD")
+        return actor.remote(
+            search_path(), self.spec.replay, [self.spec.sampler.seed, 2**32 - 2, self.lives[index], index]
+        )
+
+    # the learner's side
+
+    def publish(self, params: Params, version: int, epsilons: np.ndarray) -> None:
+        self.params, self.version, self.epsilons = self.ray.put(params), version, epsilons
+        if self.thread.ident is None:
+            self.thread.start()
+
+    def draw(self) -> Draw | None:
+        if self.failure is not None:
+            raise self.failure
+        try:
+            draw = self.ready.get(timeout=PATIENCE)
+        except queue.Empty:
+            return None
+        self.waiting -= 1
+        return draw
+
+    def update(self, draw: Draw, errors: np.ndarray) -> None:
+        if draw.life == self.lives[draw.shard]:
+            self.shards[draw.shard].update.remote(draw.batch.serials, errors)
+
+    def measure(self) -> dict[str, float]:
+        known = [measures for measures in self.measures if measures]
+        names = ("buffer_fill", "priority_mean")
+        return {name: float(np.mean([measures[name] for measures in known])) if known else 0.0 for name in names}
+
+    def take_reports(self) -> list[Report]:
+        with self.reports_lock:
+            return super().take_reports()
+
+    # the thread's side
+
+    def _run(self) -> None:
+        try:
+            while not self.closing.is_set():
+                self._hand_out()
+                calls = [*self.exploring, *self.drawing]
+                if not calls:
+                    self.closing.wait(0.005)
+                elif self.ray.wait(calls, num_returns=1, timeout=0.1)[0]:
+                    for call in self.ray.wait(calls, num_returns=len(calls), timeout=0)[0]:
+                        self._take(call)
+        except BaseException as error:  # whatever it is, the learner has to hear of it
+            logging.debug("the thread that hands out work ended", exc_info=True)
+            self.failure = error
+
+    def _hand_out(self) -> None:
+        """Calls for explorers that have too few in hand, and draws from shards, as far as the ratio allows."""
+        spec = self.spec
+        owed = self.owed()
+        if owed < SLACK * spec.draw * len(self.shards) or self.added < spec.warmup:
+            busy = Counter(self.exploring.values())
+            for index, actor in enumerate(self.actors):
+                for _ in range(AHEAD - busy[index]):
+                    shard = self.shards[index % len(self.shards)]
+                    call = actor.explore.remote(self.params, self.version, self.epsilons, shard)
+                    self.exploring[call] = index
+        drawing = Counter(index for index, _ in self.drawing.values())
+        for index in sorted(range(len(self.shards)), key=lambda index: drawing[index]):
+            while owed >= spec.draw and drawing[index] < AHEAD and self.waiting < AHEAD * len(self.shards):
+                call = self.shards[index].draw.remote(spec.draw)
+                self.drawing[call] = index, self.lives[index]
+                self.drawn += spec.draw
+                self.waiting += 1
+                drawing[index] += 1
+                owed -= spec.draw
+
+    def _take(self, call: Any) -> None:
+        """What an explorer or a shard has finished, or that it died."""
+        if call in self.exploring:
+            index = self.exploring.pop(call)
+            try:
+                report, added = self.get(call)
+            except self.lost as error:
+                if index not in self.exploring.values():  # of the calls in hand, the last one to fail
+                    self.replace(index, error)
+                return
+            self.deaths[index] = 0
+            self.added += added
+            with self.reports_lock:
+                self.reports.append(report)
+            return
+        index, life = self.drawing.pop(call)
+        try:
+            batch, measures = self.get(call)
+        except self.lost as error:
+            batch, measures = None, {}
+            if life == self.lives[index]:
+                logging.warning("shard %d of the replay buffer died and is replaced by an empty one: %s", index, error)
+                self.restarts += 1
+                self.lives[index] += 1
+                self.shards[index] = self._start_shard(index)
+        self.measures[index] = measures
+        if batch is None:
+            self.waiting -= 1
+            self.drawn -= self.spec.draw
+        else:
+            self.ready.put(Draw(batch, index, life))
+
+    # checkpoints and the end
+
+    def save(self, folder: Path) -> None:
+        if not self.spec.keep:
+            return
+        try:
+            arrays = [self.get(shard.arrays.remote()) for shard in self.shards]
+        except self.lost:
+            logging.warning("the replay buffer is not saved this time: a shard died")
+        else:
+            save_shards(folder, arrays, self.added, self.drawn)
+
+    def restore(self, folder: Path) -> None:
+        shards, self.added, self.drawn = load_shards(folder, len(self.shards))
+        self.get([shard.restore.remote(arrays) for shard, arrays in zip(self.shards, shards, strict=True)])
+
+    def close(self) -> None:
+        self.closing.set()
+        if self.thread.ident is not None:
+            self.thread.join(timeout=5)
+        for shard in self.shards:
+            self.ray.kill(shard)
+        super().close()
