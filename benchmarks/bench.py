@@ -12,21 +12,15 @@ where fever loses. A bar that is not met is no error: the exit code is 1 only if
 
 import argparse
 import json
-import math
 import os
-import signal
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-TIMEOUT = 1800  # seconds, for one process
-CORES = sorted(os.sched_getaffinity(0))
+from measuring import CORES, Measurer, Row, goal, metrics_of, print_table, rate_after, steady_rate
+
 MEMORY_LIMIT = 150.0  # megabytes
 EVALUATION_EPISODES = 10
 
@@ -39,129 +33,19 @@ SB3_DEFAULTS = (  # PPO's in stable-baselines3
     "entropy_coefficient=0 max_gradient_norm=0.5 log_std=0 hidden=[64,64] activation=tanh "
     "normalize_observations=false normalize_rewards=false"
 )
+# rl-zoo's for DQN on CartPole-v1, in sb3_side.py too. There the target is copied every 10 steps of the environment, so
+# it stays the same for all 128 gradient steps between two collections of 256 steps: that is target_updates=128 here.
+ZOO_DQN = (
+    "double=false dueling=false n_step=1 prioritized=false learning_rate=2.3e-3 batch=64 updates=128 replay_ratio=32 "
+    "buffer=100000 warmup=1000 gamma=0.99 target_updates=128 epsilon_steps=8000 epsilon_end=0.04 hidden=[256,256]"
+)
 
-
-@dataclass
-class Row:
-    """One figure of both sides, measured once per round. A time to a goal that was never reached is infinite."""
-
-    benchmark: str
-    figure: str
-    wanted: float | None  # bar for fever's median divided by the reference's; None: reported without a bar
-    more_is_better: bool = True
-    reference_name: str = "sb3"
-    fever: list[float] = field(default_factory=list)
-    reference: list[float] = field(default_factory=list)
-
-    def add(self, fever: float, reference: float) -> None:
-        """Note one round."""
-        self.fever.append(fever)
-        self.reference.append(reference)
-
-    @property
-    def medians(self) -> tuple[float, float]:
-        """Of fever and of the reference."""
-        return statistics.median(self.fever), statistics.median(self.reference)
-
-    @property
-    def ratio(self) -> float | None:
-        """fever's median divided by the reference's, where that means anything."""
-        fever, reference = self.medians
-        return fever / reference if math.isfinite(fever) and 0 < reference < math.inf and fever >= 0 else None
-
-    def reaches(self, wanted: float) -> bool:
-        """Whether fever's median is at least (or at most) this many times the reference's."""
-        fever, reference = self.medians
-        if self.more_is_better:
-            return fever >= wanted * reference
-        return math.isfinite(fever) and fever <= wanted * reference
-
-    @property
-    def verdict(self) -> str:
-        """Against the bar, or plainly against the reference if there is none."""
-        if self.wanted is None:
-            return "ahead" if self.reaches(1.0) else "behind"
-        return "met" if self.reaches(self.wanted) else "NOT met"
-
-    def cells(self) -> list[str]:
-        """This row of the printed table."""
-        fever, reference = map(number, self.medians)
-        bar = "-" if self.wanted is None else f"{'>=' if self.more_is_better else '<='} {self.wanted:.2f}x"
-        ratio = "-" if self.ratio is None else f"{self.ratio:.2f}x"
-        rounds = str(len(self.fever))
-        return [self.benchmark, self.figure, rounds, fever, reference, self.reference_name, ratio, bar, self.verdict]
-
-    def as_json(self) -> dict[str, object]:
-        """Everything, with null for what is infinite."""
-        fever, reference = self.medians
-        keys = ("benchmark", "figure", "more_is_better", "reference_name", "wanted")
-        medians = {"fever_median": finite(fever), "reference_median": finite(reference)}
-        measured = {name: [finite(value) for value in getattr(self, name)] for name in ("fever", "reference")}
-        described = {key: getattr(self, key) for key in keys}
-        return {**described, **medians, "ratio": self.ratio, "verdict": self.verdict, **measured}
-
-
-class Measurer:
-    """Starts the processes of both sides, one at a time, on the same cores."""
-
-    def __init__(self, arguments: argparse.Namespace, folder: Path) -> None:
-        self.sb3_python = str(Path(arguments.sb3).absolute())
-        self.quick, self.threads, self.rounds_asked = arguments.quick, arguments.threads, arguments.rounds
-        self.halfcheetah_steps = arguments.steps or (20_000 if arguments.quick else 200_000)
-        self.folder = folder
-
-    def rounds(self, default: int) -> range:
-        """The seeds to measure with."""
-        return range(self.rounds_asked or (1 if self.quick else default))
-
-    def run(self, command: list[str], cores: int | None = None) -> tuple[dict, float]:
-        """Run one process; its last line of output as JSON, and its wall time in seconds seen from outside."""
-        threads = str(self.threads)
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(HERE.parent),
-            "FEVER_RUNS": str(self.folder / "runs"),
-            "JAX_ENABLE_COMPILATION_CACHE": "false",
-            "JAX_PLATFORMS": "cpu",
-            "OMP_NUM_THREADS": threads,
-            "OPENBLAS_NUM_THREADS": threads,
-        }
-        os.sched_setaffinity(0, CORES[: cores or self.threads])  # inherited
-        began = time.perf_counter()
-        process = subprocess.Popen(
-            command, cwd=self.folder, env=environment, text=True, start_new_session=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
-        try:
-            output, errors = process.communicate(timeout=TIMEOUT)
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            raise
-        seconds = time.perf_counter() - began
-        if process.returncode:
-            raise RuntimeError(f"{' '.join(command)} failed: {' '.join(errors.split()[-40:])}")
-        print(f"  {seconds:7.1f} s  {' '.join([Path(command[0]).name, *command[1:]])[:100]}", file=sys.stderr)
-        return json.loads(output.splitlines()[-1]), seconds
-
-    def fever(self, *words: str, cores: int | None = None) -> tuple[dict, float]:
-        """A command of fever's command line."""
-        return self.run([str(Path(sys.executable).with_name("fever")), *words, "--json"], cores)
-
-    def fever_side(self, *words: str) -> dict:
-        """A measurement of fever_side.py."""
-        return self.run([sys.executable, str(HERE / "fever_side.py"), *words])[0]
-
-    def sb3(self, *words: str) -> tuple[dict, float]:
-        """A measurement of sb3_side.py."""
-        return self.run([self.sb3_python, str(HERE / "sb3_side.py"), *words, "--threads", str(self.threads)])
-
-
-def steady_rate(summary: dict) -> float:
-    """Steps per second of a run of fever without its first iteration, in which it compiles."""
-    lines = (Path(summary["run"]) / "metrics.jsonl").read_text().splitlines()
-    first, last = json.loads(lines[0]), json.loads(lines[-1])
-    return (last["steps"] - first["steps"]) / (last["seconds"] - first["seconds"])
+CYCLE_LIMIT, ADD_LIMIT = 0.5, 0.1  # milliseconds
+PAPER_TRANSITIONS, PAPER_BATCHES = 12_500, 19  # per second: Horgan et al. 2018, 360 actors and one GPU
+PAPER_RATIO = 0.78  # transitions learned from for each one added: 19 * 512 / 12,500
+APEX_WARM_UP = 5.0  # seconds that are left out
+WAIT = 0.01  # seconds that a step of benchmarks.environments:Waiting takes
+EXPLORE_STEPS = 50  # of an explorer's call
 
 
 def cartpole_speed(measure: Measurer) -> list[Row]:
@@ -253,6 +137,89 @@ def sampler_memory(measure: Measurer) -> list[Row]:
     return [row]
 
 
+def sum_tree(measure: Measurer) -> list[Row]:
+    """Replay of 1,000,000 transitions with priorities, in batches of 512: the tree alone, and the whole buffer."""
+    cycle, add = "ms, tree: sample + update of 512 of 1M", "ms, tree: add of 512"
+    buffer_cycle, buffer_add = "ms, buffer: sample + update of 512 of 1M", "ms, buffer: add of 512"
+
+    def row(figure: str, reference: str, wanted: float | None = None) -> Row:
+        return Row("sum-tree", figure, wanted, more_is_better=False, reference_name=reference)
+
+    limits = row(cycle, "limit", 1.0), row(add, "limit", 1.0)
+    against = {  # library -> rows and the field that both sides measure; cpprb does not show its tree
+        "cpprb": [
+            (row(cycle, "cpprb's buffer"), "cycle_milliseconds"),
+            (row(buffer_cycle, "cpprb"), "buffer_cycle_milliseconds"),
+            (row(buffer_add, "cpprb"), "add_milliseconds"),
+        ],
+        "tianshou": [
+            (row(cycle, "tianshou"), "cycle_milliseconds"),
+            (row(add, "tianshou"), "tree_add_milliseconds"),
+            (row(buffer_cycle, "tianshou"), "buffer_cycle_milliseconds"),
+            (row(buffer_add, "tianshou"), "add_milliseconds"),
+        ],
+    }
+    for seed in measure.rounds(3):
+        options = ["--seed", str(seed), "--repeats", "100" if measure.quick else "500"]
+        ours = measure.replay("fever", *options)
+        limits[0].add(ours["cycle_milliseconds"], CYCLE_LIMIT)
+        limits[1].add(ours["tree_add_milliseconds"], ADD_LIMIT)
+        for library, rows in against.items():
+            theirs = measure.replay(library, *options)
+            for each, field in rows:
+                each.add(ours[field], theirs[field])
+    return [*limits, *(each for rows in against.values() for each, _ in rows)]
+
+
+def dqn_speed(measure: Measurer) -> list[Row]:
+    """DQN on CartPole-v1 at rl-zoo's settings for 20,000 steps: gradient steps per second of training."""
+    whole = Row("dqn-speed", "gradient steps/s, whole run", 5.0)
+    steady = Row("dqn-speed", "gradient steps/s, fever compiled", None)
+    process = Row("dqn-speed", "seconds, whole process", None, more_is_better=False)
+    for seed in measure.rounds(3):
+        options = ["--stop-steps", "20000", "--seed", str(seed)]
+        ours, our_seconds = measure.fever(
+            "train", "CartPole-v1", "--algo", "dqn", "--envs", "1", *options, *ZOO_DQN.split()
+        )
+        theirs, their_seconds = measure.sb3("dqn", "--steps", "20000", "--seed", str(seed))
+        rows = metrics_of(ours)
+        compiled = next(row["seconds"] for row in rows if row["updates"])  # it compiles before its first gradient step
+        whole.add(sum(row["updates"] for row in rows) / ours["seconds"], theirs["updates_per_second"])
+        steady.add(rate_after(rows, compiled)[1], theirs["updates_per_second"])
+        process.add(our_seconds, their_seconds)
+    return [whole, steady, process]
+
+
+def apex_throughput(measure: Measurer) -> list[Row]:
+    """Ape-X on CartPole-v1, two explorers of 16 environments, one shard: transitions in and batches of 512 out."""
+    incoming = Row("apex-throughput", "transitions/s into the shard", 1.0, reference_name="paper")
+    outgoing = Row("apex-throughput", "batches of 512/s out of it", 1.0, reference_name="paper")
+    options = ["--workers", "2", "--envs", "16", "--stop-time", "10s" if measure.quick else "30s"]
+    settings = ["batch=512", "updates=1", "replay_shards=1", f"replay_ratio={PAPER_RATIO}"]
+    for seed in measure.rounds(3):
+        ours, _ = measure.fever("train", "CartPole-v1", "--algo", "apex", *options, "--seed", str(seed), *settings)
+        transitions, batches = rate_after(metrics_of(ours), APEX_WARM_UP)  # every step becomes one transition
+        incoming.add(transitions, PAPER_TRANSITIONS)
+        outgoing.add(batches, PAPER_BATCHES)
+    return [incoming, outgoing]
+
+
+def apex_scaling(measure: Measurer) -> list[Row]:
+    """Ape-X with more and more explorers of one environment that only waits 10 ms a step, and a light learner."""
+    counts, seconds = ((2, 8), 10) if measure.quick else ((2, 8, 32, 64), 30)
+    figures = {count: f"transitions/s, {count} explorers" for count in counts}
+    rows = {count: Row("apex-scaling", figures[count], 0.9, reference_name="linear") for count in counts}
+    options = ["--algo", "apex", "--envs", "1", "--stop-time", f"{seconds}s"]
+    light = ["hidden=[16]", "batch=32", "replay_ratio=0.1", f"explore_steps={EXPLORE_STEPS}", "save_replay=false"]
+    for seed in measure.rounds(1):
+        for count, row in rows.items():
+            scale = ["--workers", str(count), "--seed", str(seed)]
+            settings = [*light, f"report_steps={count * EXPLORE_STEPS}"]  # a row of metrics for each explorer's call
+            ours, _ = measure.fever("train", "benchmarks.environments:Waiting", *options, *scale, *settings)
+            row.add(rate_after(metrics_of(ours), seconds / 2)[0], count / WAIT)
+    return list(rows.values())
+
+
 BENCHMARKS: dict[str, Callable[[Measurer], list[Row]]] = {
     "cartpole-speed": cartpole_speed,
     "cartpole-475": cartpole_475,
@@ -260,40 +227,11 @@ BENCHMARKS: dict[str, Callable[[Measurer], list[Row]]] = {
     "workers": workers,
     "cnn-step": cnn_step,
     "sampler-memory": sampler_memory,
+    "sum-tree": sum_tree,
+    "dqn-speed": dqn_speed,
+    "apex-throughput": apex_throughput,
+    "apex-scaling": apex_scaling,
 }
-
-
-def goal(value: float, reached: bool) -> float:
-    """What a goal took, infinite if it was not reached."""
-    return value if reached else math.inf
-
-
-def finite(value: float) -> float | None:
-    """JSON has no infinity."""
-    return value if math.isfinite(value) else None
-
-
-def number(value: float) -> str:
-    """For people, with four significant digits."""
-    if not math.isfinite(value):
-        return "never"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def print_table(rows: list[Row]) -> None:
-    """The one table, and then the losses."""
-    heads = ["benchmark", "figure", "rounds", "fever", "reference", "", "ratio", "wanted", "verdict"]
-    cells = [heads, *(row.cells() for row in rows)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(heads))]
-    rights = (2, 3, 4, 6, 7)
-    print()
-    for line in cells:
-        padded = (text.rjust if column in rights else text.ljust for column, text in enumerate(line))
-        print("  ".join(pad(width) for pad, width in zip(padded, widths, strict=True)).rstrip())
-    lost = [row for row in rows if row.verdict in ("NOT met", "behind")]
-    print("\nwhere fever loses:" if lost else "\nfever loses nowhere in this table")
-    for row in lost:
-        print(f"  {row.benchmark}: {row.figure}: {' against '.join(map(number, row.medians))} ({row.verdict})")
 
 
 def main() -> None:

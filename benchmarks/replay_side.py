@@ -8,10 +8,11 @@ tianshou==2.0.1), and prints one JSON object as its last line of standard output
     python replay_side.py tianshou --repeats 200
 
 A buffer of 1,000,000 transitions like CartPole's (four floats, an action, a reward) is filled with random priorities.
-Then three things are measured in batches of 512, the median of many repeats of each:
+Then four things are measured in batches of 512, the median of many repeats of each:
 
 - cycle_milliseconds: draw 512 in proportion to their priorities, and give those new ones. Of Fever and of tianshou
   this is the tree alone (`SumTree`, `SegmentTree`); cpprb does not show its tree, so it is the whole buffer's there.
+- tree_add_milliseconds: give 512 slots in a row their priorities. The tree alone again, and nothing of cpprb.
 - buffer_cycle_milliseconds: the same with the whole transitions and their importance weights.
 - add_milliseconds: add 512 with priorities, each library in the way that suits it best. Fever and cpprb take them as
   one block; tianshou takes one from each of 512 environments in one call (its `PrioritizedVectorReplayBuffer`), and
@@ -19,6 +20,7 @@ Then three things are measured in batches of 512, the median of many repeats of 
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import time
@@ -67,6 +69,11 @@ def run_fever(arguments: argparse.Namespace) -> Result:
     def cycle() -> None:
         tree.set(tree.sample(rng, BATCH), fresh)
 
+    starts = itertools.cycle(range(0, CAPACITY, BATCH))
+
+    def tree_add() -> None:
+        tree.set_range(next(starts), fresh)
+
     buffer = ReplayBuffer(ReplaySpec(CAPACITY, (4,), "float32", 1, (), "int32", True, ALPHA))
     rows, errors = columns(rng, BATCH + 1), rng.random(BATCH, np.float32)
     numbers = np.arange(BATCH)[:, None]
@@ -91,6 +98,7 @@ def run_fever(arguments: argparse.Namespace) -> Result:
 
     return {
         "cycle_milliseconds": median_milliseconds(cycle, arguments.repeats),
+        "tree_add_milliseconds": median_milliseconds(tree_add, arguments.repeats),
         "buffer_cycle_milliseconds": median_milliseconds(buffer_cycle, arguments.repeats),
         "add_milliseconds": median_milliseconds(add, arguments.repeats),
     }
@@ -138,6 +146,12 @@ def run_tianshou(arguments: argparse.Namespace) -> Result:
         found = tree.get_prefix_sum_idx(rng.random(BATCH) * tree.reduce())
         tree[found] = fresh
 
+    starts = itertools.cycle(range(0, CAPACITY - BATCH, BATCH))
+
+    def tree_add() -> None:
+        start = next(starts)
+        tree[np.arange(start, start + BATCH)] = fresh
+
     buffer = PrioritizedVectorReplayBuffer(CAPACITY, BATCH, alpha=ALPHA, beta=BETA)
     rows = columns(rng, BATCH)
     ends = {"terminated": rows["done"], "truncated": np.zeros(BATCH, bool)}
@@ -158,6 +172,7 @@ def run_tianshou(arguments: argparse.Namespace) -> Result:
 
     return {
         "cycle_milliseconds": median_milliseconds(cycle, arguments.repeats),
+        "tree_add_milliseconds": median_milliseconds(tree_add, arguments.repeats),
         "buffer_cycle_milliseconds": median_milliseconds(buffer_cycle, arguments.repeats),
         "add_milliseconds": median_milliseconds(add, arguments.repeats),
     }

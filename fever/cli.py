@@ -348,6 +348,7 @@ def _table(rows: list[tuple[str, str]], title: str) -> None:
 
 def main() -> None:
     """Run a command; every mistake in the input ends as one sentence and exit code 2."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's; acting has small matrices, which threads slow down
     gc.set_threshold(100_000)  # imports allocate much that stays for good; looking for garbage there takes time
     if "" not in sys.path:
         sys.path.insert(0, "")  # modules in the folder where fever is started can be imported

@@ -139,6 +139,8 @@ class LiveDisplay:
         facts.add_row("steps", f"{row['steps']:,}", f"{self.rate.steps_per_second:,.0f} steps/s")
         facts.add_row("episodes", f"{row['episodes']:,}", f"length {_figure(row.get('length_mean'))}")
         facts.add_row("iteration", f"{row['iteration']:,}", format_duration(row["seconds"]))
+        for line in replay_facts(row):
+            facts.add_row(*line)
         if row.get("worker_restarts"):
             facts.add_row("workers", f"{row['worker_restarts']} replaced", "")
         parts: list[RenderableType] = [bar, Text(), facts]
@@ -203,10 +205,27 @@ def remaining_seconds(config: RunConfig, row: dict[str, Any], rate: float) -> fl
 def progress_line(row: dict[str, Any], rate: float) -> str:
     """One line for a log."""
     shares = " ".join(f"{label} {row[name]:.0%}" for name, label in PHASES.items() if name in row)
+    if "updates_per_second" in row:
+        shares = f"{row['updates_per_second']:,.0f} updates/s  ratio {row['replay_ratio']:.2f}  {shares}"
     return (
         f"{format_duration(row['seconds']):>8}  {row['steps']:>11,} steps  return {_figure(row.get('return_mean'))}  "
         f"{rate:,.0f} steps/s  {shares}"
     )
+
+
+def replay_facts(row: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """What matters in learning from replay: what goes into the buffer and out of it, and who explores how."""
+    if "updates_per_second" not in row:
+        return []
+    epsilons = " ".join(f"{epsilon:.2g}" for epsilon in row["epsilons"][:8]) + (
+        " …" if len(row["epsilons"]) > 8 else ""
+    )
+    return [
+        ("transitions", f"{row['transitions_per_second']:,.0f}/s in", f"buffer {row['buffer_fill']:.0%} full"),
+        ("updates", f"{row['updates_per_second']:,.0f}/s", f"{row['samples_per_second']:,.0f} samples/s"),
+        ("ratio", f"{row['replay_ratio']:.2f}", f"mean priority {row['priority_mean']:.3g}"),
+        ("epsilon", epsilons, f"weights {row['weights_age']:,.0f} updates old"),
+    ]
 
 
 def closing_lines(summary: dict[str, Any]) -> list[str]:

@@ -28,7 +28,7 @@ class ReplaySettings(NetworkSettings):
     """What all algorithms that learn from replay have."""
 
     hidden: tuple[int, ...] | None = setting(
-        None, "widths of each head's hidden layers; null: 256,256, none behind convolutions", "rl-zoo, DQN CartPole-v1"
+        None, "widths of each head's hidden layers; null: 256,256, none behind convolutions", "Haarnoja et al. 2018"
     )
     activation: Literal["tanh", "relu"] = setting("relu", "of the heads' hidden layers", "SB3")
     gamma: float = setting(0.99, "discount per step", "Mnih et al. 2015", ge=0, le=1)
@@ -37,9 +37,8 @@ class ReplaySettings(NetworkSettings):
         32.0, "transitions learned from for each one added, once the warm-up is over", "rl-zoo, DQN CartPole-v1", gt=0
     )
     updates: int = setting(
-        128, "gradient steps in one compiled call, drawn together: more are faster, fewer are fresher",
-        "rl-zoo, DQN CartPole-v1", gt=0,
-    )  # fmt: skip
+        8, "gradient steps in one compiled call, drawn together: more are faster, fewer are fresher", gt=0
+    )
     warmup: int = setting(1000, "transitions before learning begins", "rl-zoo, DQN CartPole-v1", ge=0)
     buffer: int = setting(100_000, "transitions kept, all shards together", "rl-zoo, DQN CartPole-v1", gt=0)
     replay_shards: int = setting(1, "processes that share the buffer, with --workers", "", gt=0)

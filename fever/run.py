@@ -210,7 +210,7 @@ class Run:
     def curves(self) -> dict[str, np.ndarray]:
         """Every metric as an array over iterations; NaN where a row lacks it."""
         rows = self.metrics()
-        names = list(dict.fromkeys(name for row in rows for name in row))
+        names = list(dict.fromkeys(name for row in rows for name, value in row.items() if not isinstance(value, list)))
         return {name: np.array([_number(row.get(name)) for row in rows]) for name in names}
 
     # checkpoints

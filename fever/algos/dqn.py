@@ -21,25 +21,38 @@ from fever.policy import Params
 from fever.replay import Batch
 from fever.vector import Vectorizer
 
+PIECE = 512  # observations whose values are computed at once: larger ones do not stay in a CPU's cache
+
 
 class DQNConfig(ReplaySettings):
     """Settings of DQN."""
 
+    hidden: tuple[int, ...] | None = setting(
+        None, "widths of each head's hidden layers; null: 64,64, none behind convolutions", "as PPO; rl-zoo has 256,256"
+    )
     learning_rate: float = setting(1e-3, "of Adam", "between rl-zoo's for CartPole-v1 and Acrobot-v1", gt=0)
+    updates: int = setting(
+        32, "gradient steps in one compiled call, drawn together: more are faster, fewer are fresher", gt=0
+    )
     double: bool = setting(True, "the online network chooses the action that the target values", "van Hasselt 2016")
     dueling: bool = setting(True, "state value and advantages from separate heads", "Wang et al. 2016")
-    n_step: int = setting(3, "rewards summed up before bootstrapping", "Hessel et al. 2018", gt=0)
+    n_step: int = setting(5, "rewards summed up before bootstrapping", "Mnih et al. 2016; Hessel et al. 2018: 3", gt=0)
     prioritized: bool = setting(True, "draw in proportion to the TD error", "Schaul et al. 2016")
     priority_exponent: float = setting(0.6, "alpha: 0 draws evenly", "Schaul et al. 2016", ge=0)
     importance: float = setting(0.4, "beta at the start; rises to 1 at stop.steps", "Schaul et al. 2016", ge=0, le=1)
-    target: Literal["hard", "polyak"] = setting("hard", "copy the target network, or move it slowly", "Mnih 2015")
+    target: Literal["hard", "polyak"] = setting(
+        "polyak", "move the target network slowly, or copy it", "Lillicrap 2016"
+    )
     target_updates: int = setting(128, "gradient steps between hard copies", "rl-zoo, DQN CartPole-v1", gt=0)
-    polyak: float = setting(0.005, "share of the way that a polyak target moves", "Lillicrap et al. 2016", gt=0, le=1)
+    polyak: float = setting(0.01, "share of the way that a polyak target moves in a gradient step", gt=0, le=1)
     loss: Literal["huber", "squared"] = setting("huber", "of the TD error; huber is linear beyond 1", "Mnih 2015")
     max_gradient_norm: float = setting(10.0, "gradients are scaled down to this norm", "Wang et al. 2016", gt=0)
     epsilon_start: float = setting(1.0, "probability of a random action at the start", "Mnih 2015", ge=0, le=1)
     epsilon_end: float = setting(0.04, "and at the end of the schedule", "rl-zoo, DQN CartPole-v1", ge=0, le=1)
     epsilon_steps: int = setting(8000, "environment steps of the linear schedule", "rl-zoo, DQN CartPole-v1", gt=0)
+
+    def widths(self, image: bool) -> tuple[int, ...]:
+        return self.hidden if self.hidden is not None else () if image else (64, 64)
 
 
 class DQN(ReplayAlgorithm):
@@ -53,7 +66,9 @@ class DQN(ReplayAlgorithm):
         if task.action["type"] != "discrete" or len(task.action["sizes"]) != 1:
             raise FeverError(f"{task.name} has no single Discrete action, which DQN needs; sac takes Box actions")
         self.prioritized, self.n_step = config.prioritized, config.n_step
-        self.network = build_network(config, task, value_head=config.dueling, dueling=config.dueling)
+        self.network = build_network(
+            config, task, value_head=config.dueling, action_values=True, dueling=config.dueling
+        )
         params = self.network.init(self.rng)
         self.vectorizer = Vectorizer(params)
         self.optimizer = Adam(max_norm=config.max_gradient_norm)
@@ -86,12 +101,17 @@ class DQN(ReplayAlgorithm):
     def update(self, learned: dict[str, Any], batches: Params, facts: Params) -> tuple[dict[str, Any], Any, Any]:
         config = self.config
         batches = {**batches, "weights": facts["weights"]}
-        # Where the target stays the same for all these steps, its values are computed at once.
-        frozen = config.target == "hard" and config.target_updates % config.updates == 0
+        # Where the target stays the same for all these steps, its values are computed first, in larger pieces.
+        frozen = config.target == "hard" and config.updates > 1 and config.target_updates % config.updates == 0
         if frozen:
-            following = batches["next_observations"].reshape(-1, *batches["next_observations"].shape[2:])
-            values = self.values(learned["target"], following)
-            batches["target_values"] = values.reshape(config.updates, config.batch, -1)
+            following = batches["next_observations"]
+            pieces = (
+                following.reshape(-1, PIECE, *following.shape[2:])
+                if config.updates * config.batch % PIECE == 0
+                else following
+            )
+            values = jax.lax.map(lambda piece: self.values(learned["target"], piece), pieces)
+            batches["target_values"] = values.reshape(*following.shape[:2], -1)
 
         def gradient_step(carry: tuple[Any, ...], batch: Params) -> tuple[Any, Any]:
             online, target, adam, count = carry
@@ -103,16 +123,22 @@ class DQN(ReplayAlgorithm):
             direction, adam = self.optimizer.update(gradient, adam)
             online = online - config.learning_rate * direction
             count = count + 1
-            if config.target == "polyak":
-                target = target + config.polyak * (online - target)
-            else:
-                target = jnp.where(count % config.target_updates == 0, online, target)
+            if not frozen:
+                target = self.follow(target, online, count)
             metrics = jnp.stack([loss, value, jnp.abs(errors).mean(), jnp.sqrt((gradient**2).sum())])
             return (online, target, adam, count), (errors, metrics)
 
         carry = learned["online"], learned["target"], AdamState.from_arrays("adam", learned), facts["count"]
-        (online, target, adam, _), (errors, metrics) = jax.lax.scan(gradient_step, carry, batches)
+        (online, target, adam, count), (errors, metrics) = jax.lax.scan(gradient_step, carry, batches)
+        if frozen:
+            target = self.follow(target, online, count)
         return {"online": online, "target": target, **adam.arrays("adam")}, errors, metrics
+
+    def follow(self, target: Any, online: Any, count: Any) -> Any:
+        """The target network after `count` gradient steps."""
+        if self.config.target == "polyak":
+            return target + self.config.polyak * (online - target)
+        return jnp.where(count % self.config.target_updates == 0, online, target)
 
     def loss(self, online: Any, batch: Params, goals: Any) -> tuple[Any, tuple[Any, Any]]:
         """Weighted mean loss of a batch; its TD errors `[B]` and the mean value of its actions."""

@@ -19,6 +19,7 @@ from fever.policy.spaces import encoded_shape
 from fever.replay import Batch, ReplaySpec
 from fever.sampler import SamplerSpec
 
+ROW_SECONDS = 2.0  # after which an iteration ends at the latest, where workers make it depend on time anyway
 METRICS = ("loss", "value_mean", "td_error", "gradient_norm")  # the first columns of what `update` returns
 
 
@@ -93,25 +94,27 @@ class ReplayAlgorithm:
         return make_experience(spec, task.workers, place.generation)
 
     def train(self, experience: Experience) -> Iterator[Iteration]:
-        """The training loop. Workers explore meanwhile, or in `draw` if there are none."""
-        published = None
+        """The training loop. Exploring goes on while a draw is learned from: in workers, or else in `draw`."""
+        published, learning = -self.publish_every, None
         while True:
             phases, began, reports, history = Phases(), perf_counter(), [], []
             added, goal = experience.added, self.steps + self.config.report_steps
-            while self.steps < goal:
+            while self.steps < goal and not (self.task.workers and perf_counter() - began > ROW_SECONDS):
                 with phases("transfer"):
-                    if published is None or not self.task.workers or self.updates >= published + self.publish_every:
+                    if self.updates >= published + self.publish_every:
                         experience.publish(self.weights(), self.updates, self.epsilons())
                         published = self.updates
                 with phases("wait" if self.task.workers else "sample"):
                     draw = experience.draw()
-                if draw is not None:
-                    with phases("learn"):
-                        errors, metrics = self.learn(draw.batch)
+                with phases("learn"):
+                    if learning is not None:
+                        errors, metrics = self.finish(*learning[1])
                         history.append(metrics)
-                    if self.prioritized:
-                        with phases("transfer"):
-                            experience.update(draw, errors)
+                with phases("transfer"):
+                    if learning is not None and self.prioritized:
+                        experience.update(learning[0], errors)
+                with phases("learn"):
+                    learning = None if draw is None else (draw, self.learn(draw.batch))
                 fresh = experience.take_reports()
                 reports += fresh
                 self.steps += sum(report.steps for report in fresh)
@@ -121,19 +124,23 @@ class ReplayAlgorithm:
 
     @property
     def publish_every(self) -> int:
-        return max(self.config.publish_updates, self.config.updates)
+        """Gradient steps between two publications; in this process they cost nothing."""
+        return self.config.publish_updates if self.task.workers else 0
 
-    def learn(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """The gradient steps of one draw: TD errors of its transitions, and the metrics of each step `[U, ...]`."""
+    def learn(self, batch: Batch) -> tuple[dict[str, Any], Any, Any]:
+        """Begin the gradient steps of one draw; JAX computes them while other things go on."""
         config, names = self.config, ("observations", "next_observations", "actions", "rewards", "discounts")
         rows = {name: getattr(batch, name) for name in names}
         rows = {name: rows[name].reshape(config.updates, config.batch, *rows[name].shape[1:]) for name in rows}
-        learned, errors, metrics = self._update(self.learned, rows, self.facts(batch))
+        return self._update(self.learned, rows, self.facts(batch))
+
+    def finish(self, learned: dict[str, Any], errors: Any, metrics: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Take over what was learned: TD errors of the draw's transitions, metrics of each gradient step `[U, ...]`."""
         metrics = np.asarray(metrics, np.float64)
         if not np.isfinite(metrics).all():
             raise TrainingError("the loss is not a number any more; a smaller learning_rate usually helps")
         self.learned = learned
-        self.updates += config.updates
+        self.updates += self.config.updates
         return np.asarray(errors).reshape(-1), metrics
 
     def _metrics(self, experience: Experience, reports: Any, history: Any, added: int, seconds: float) -> Any:

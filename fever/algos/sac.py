@@ -33,9 +33,6 @@ class SACConfig(ReplaySettings):
     replay_ratio: float = setting(
         256.0, "transitions learned from for each one added: a gradient step per step", "Haarnoja et al. 2018", gt=0
     )
-    updates: int = setting(
-        8, "gradient steps in one compiled call, drawn together: more are faster, fewer are fresher", gt=0
-    )
     buffer: int = setting(1_000_000, "transitions kept, all shards together", "Haarnoja et al. 2018", gt=0)
     warmup: int = setting(1000, "transitions with random actions before learning begins", "Haarnoja et al. 2018", ge=0)
     n_step: int = setting(1, "rewards summed up before bootstrapping", "Haarnoja et al. 2018", gt=0)
@@ -51,7 +48,7 @@ class SAC(ReplayAlgorithm):
 
     Config = SACConfig
     greedy = False
-    metric_names = (*METRICS, "entropy", "temperature")
+    metric_names = (*METRICS, "policy_entropy", "temperature")
 
     def __init__(self, config: SACConfig, task: Task) -> None:
         super().__init__(config, task)

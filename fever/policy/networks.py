@@ -37,6 +37,7 @@ class Network:
     recurrent: str = "none"  # "none", "lstm" or "gru"
     recurrent_size: int = 128
     value_head: bool = True
+    action_values: bool = False  # the policy head gives values of actions, not their log odds: act by the highest only
     dueling: bool = False  # the value head's output is added to the policy head's, which is centred (Wang et al. 2016)
     squashed: bool = False  # continuous actions are the tanh of a Gaussian whose deviation the policy head gives, too
 

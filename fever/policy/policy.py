@@ -46,7 +46,7 @@ class Policy:
         if first is not None:
             self._state = np.where(first[:, None], np.float32(0), self._state)
         parameters, self._state = self.network.act(self.params, encoded, self._state)
-        if deterministic:
+        if deterministic or self.network.action_values:
             return self.distribution.to_env(self.distribution.mode(parameters))
         noise = self.distribution.noise(self.rng, (len(encoded),))
         return self.distribution.to_env(self.distribution.sample(parameters, noise))
