@@ -6,6 +6,8 @@ Both sides get the same hyperparameters, the same cores, as many threads as core
 for its own compilation. Measure on an idle machine: on a busy one torch's threads wait for one another, which flatters
 fever. stable-baselines3 gains little from a second thread with small networks; `--threads 1` gives both sides one core.
 
+Replay buffers are compared with cpprb's and tianshou's, Ape-X with the figures of its paper and with linear growth.
+
 A round is one seed. The table at the end shows medians over the rounds, where a wanted bar is met or not, and last
 where fever loses. A bar that is not met is no error: the exit code is 1 only if something could not be measured.
 """
@@ -237,11 +239,13 @@ BENCHMARKS: dict[str, Callable[[Measurer], list[Row]]] = {
 def main() -> None:
     """Measure what is asked for and print the table."""
     parser = argparse.ArgumentParser(description="fever against stable-baselines3, by turns.")
-    parser.add_argument("--sb3", required=True, help="Python of the virtualenv with stable-baselines3")
+    parser.add_argument("--sb3", required=True, help="Python of the virtualenv with requirements.txt")
     parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=list(BENCHMARKS), metavar="NAME",
                         help=f"of: {', '.join(BENCHMARKS)}")  # fmt: skip
     parser.add_argument("--rounds", type=int, help="rounds of each benchmark; default: its own number, 1 to 5")
-    parser.add_argument("--quick", action="store_true", help="one round, fewer steps, no return of HalfCheetah")
+    parser.add_argument(
+        "--quick", action="store_true", help="one round, fewer steps, no return of HalfCheetah, 8 explorers at most"
+    )
     parser.add_argument("--steps", type=int, help="of HalfCheetah; default 200000, quick 20000")
     parser.add_argument("--threads", type=int, default=len(CORES), choices=range(1, len(CORES) + 1),
                         help="cores and threads of both sides; default: all cores")  # fmt: skip

@@ -87,7 +87,7 @@ class RayExperience(RayPool, Experience):
         self.shards = [self._start_shard(index) for index in range(spec.shards)]
         self.measures: list[dict[str, float]] = [{} for _ in self.shards]
         self.ready: queue.SimpleQueue[Draw] = queue.SimpleQueue()
-        self.waiting = 0  # draws in `ready`, or on their way
+        self.hungry: set[int] = set()  # shards that have nothing to draw
         self.failure: BaseException | None = None
         self.closing = threading.Event()
         self.exploring: dict[Any, int] = {}  # call -> worker
@@ -119,11 +119,9 @@ class RayExperience(RayPool, Experience):
         if self.failure is not None:
             raise self.failure
         try:
-            draw = self.ready.get(timeout=PATIENCE)
+            return self.ready.get(timeout=PATIENCE)
         except queue.Empty:
             return None
-        self.waiting -= 1
-        return draw
 
     def update(self, draw: Draw, errors: np.ndarray) -> None:
         if draw.life == self.lives[draw.shard]:
@@ -156,9 +154,8 @@ class RayExperience(RayPool, Experience):
 
     def _hand_out(self) -> None:
         """Calls for explorers that have too few in hand, and draws from shards, as far as the ratio allows."""
-        spec = self.spec
-        owed = self.owed()
-        if owed < SLACK * spec.draw * len(self.shards) or self.added < spec.warmup:
+        spec, owed = self.spec, self.owed()
+        if owed < SLACK * spec.draw * len(self.shards) or self.added < spec.warmup or self.hungry:
             busy = Counter(self.exploring.values())
             for index, actor in enumerate(self.actors):
                 for _ in range(AHEAD - busy[index]):
@@ -166,14 +163,13 @@ class RayExperience(RayPool, Experience):
                     call = actor.explore.remote(self.params, self.version, self.epsilons, shard)
                     self.exploring[call] = index
         drawing = Counter(index for index, _ in self.drawing.values())
-        for index in sorted(range(len(self.shards)), key=lambda index: drawing[index]):
-            while owed >= spec.draw and drawing[index] < AHEAD and self.waiting < AHEAD * len(self.shards):
-                call = self.shards[index].draw.remote(spec.draw)
-                self.drawing[call] = index, self.lives[index]
+        room = AHEAD * len(self.shards) - self.ready.qsize() - len(self.drawing)
+        for index in sorted(set(range(len(self.shards))) - self.hungry, key=lambda index: drawing[index]):
+            while room > 0 and owed >= spec.draw and drawing[index] < AHEAD:
+                self.drawing[self.shards[index].draw.remote(spec.draw)] = index, self.lives[index]
                 self.drawn += spec.draw
-                self.waiting += 1
                 drawing[index] += 1
-                owed -= spec.draw
+                room, owed = room - 1, owed - spec.draw
 
     def _take(self, call: Any) -> None:
         """What an explorer or a shard has finished, or that it died."""
@@ -182,13 +178,16 @@ class RayExperience(RayPool, Experience):
             try:
                 report, added = self.get(call)
             except self.lost as error:
-                if index not in self.exploring.values():  # of the calls in hand, the last one to fail
-                    self.replace(index, error)
+                self.exploring = {call: other for call, other in self.exploring.items() if other != index}
+                self.replace(index, error)
                 return
             self.deaths[index] = 0
             self.added += added
+            self.hungry.discard(index % len(self.shards))
             with self.reports_lock:
                 self.reports.append(report)
+            return
+        if call not in self.drawing:  # of an explorer that was replaced meanwhile
             return
         index, life = self.drawing.pop(call)
         try:
@@ -202,8 +201,8 @@ class RayExperience(RayPool, Experience):
                 self.shards[index] = self._start_shard(index)
         self.measures[index] = measures
         if batch is None:
-            self.waiting -= 1
             self.drawn -= self.spec.draw
+            self.hungry.add(index)
         else:
             self.ready.put(Draw(batch, index, life))
 

@@ -25,6 +25,37 @@ def test_cartpole_is_solved_by_default(tmp_path: Path, seed: int) -> None:
     assert result.return_mean >= 475
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_cartpole_is_solved_by_dqn(tmp_path: Path, seed: int) -> None:
+    result = train("CartPole-v1", tmp_path, algo="dqn", seed=seed, stop={"reward": 475, "steps": 120_000})
+    assert result.stop_reason == "reward"
+    assert evaluate(result.run.checkpoint("last"), source_of(result.run), episodes=10).returns.mean() > 400
+
+
+@pytest.mark.parametrize(("seed", "workers"), [(0, 0), (1, 0), (2, 2)])
+def test_cartpole_is_solved_by_apex(tmp_path: Path, seed: int, workers: int) -> None:
+    stop = {"reward": 475, "steps": 1_000_000, "time": "3m"}
+    result = train("CartPole-v1", tmp_path, algo="apex", seed=seed, workers=workers, batch=128, stop=stop)
+    assert result.stop_reason == "reward"
+
+
+def test_acrobot_is_swung_up_by_plain_dqn(tmp_path: Path) -> None:
+    plain = {"double": False, "dueling": False, "n_step": 1, "prioritized": False}
+    result = train("Acrobot-v1", tmp_path, algo="dqn", stop={"reward": -110, "steps": 120_000}, **plain)
+    assert result.stop_reason == "reward"
+
+
+def test_acrobot_is_swung_up_by_dqn(tmp_path: Path) -> None:
+    assert train("Acrobot-v1", tmp_path, algo="dqn", stop={"reward": -105, "steps": 60_000}).stop_reason == "reward"
+
+
+def test_pendulum_swings_up_by_sac(tmp_path: Path) -> None:
+    result = train(
+        "Pendulum-v1", tmp_path, algo="sac", hidden=[64, 64], stop={"reward": -250, "steps": 20_000, "window": 10}
+    )
+    assert result.stop_reason == "reward"
+
+
 def test_pendulum_swings_up(tmp_path: Path) -> None:
     result = train(
         "Pendulum-v1", tmp_path, gamma=0.9, learning_rate=1e-3, steps=256, stop={"reward": -250, "steps": 300_000}

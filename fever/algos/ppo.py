@@ -41,7 +41,9 @@ class PPOConfig(NetworkSettings):
     log_std: float = setting(0.0, "initial log standard deviation of continuous actions (in half action ranges)", "SB3")
 
     steps: int = setting(128, "steps of each environment in a batch (T)", "Schulman et al. 2017, table 5", gt=0)
-    minibatch: int = setting(256, "steps in a gradient step; divides the batch", "Schulman et al. 2017, table 5", gt=0)
+    minibatch: int = setting(
+        256, "steps in a gradient step; divides the batch, or is all of it", "Schulman et al. 2017, table 5", gt=0
+    )
     epochs: int = setting(10, "passes over each batch", "Schulman et al. 2017, table 3", gt=0)
     learning_rate: float = setting(3e-4, "of Adam", "Schulman et al. 2017, table 3", gt=0)
     learning_rate_schedule: Literal["constant", "linear"] = setting("constant", "linear: to 0 at stop.steps", "SB3")
@@ -82,6 +84,7 @@ class PPO:
         )
         self.distribution = distribution_for(task.action)
         self.fragments = max(1, task.workers)
+        self.minibatch = min(config.minibatch, config.steps * task.envs * self.fragments)
         self._check_sizes()
 
         self.rng = np.random.default_rng(np.random.SeedSequence([task.seed, LEARNER_STREAM]))
@@ -105,15 +108,15 @@ class PPO:
         if linear and self.task.total_steps is None:
             raise FeverError("a linear schedule needs an end; give --stop-steps")
         if self.network.recurrent != "none":
-            if config.minibatch % config.steps or envs % max(1, config.minibatch // config.steps):
+            if self.minibatch % config.steps or envs % (self.minibatch // config.steps):
                 raise FeverError(
-                    f"a recurrent policy learns whole sequences: minibatch={config.minibatch} must be steps="
+                    f"a recurrent policy learns whole sequences: minibatch={self.minibatch} must be steps="
                     f"{config.steps} times a divisor of the {envs} environments"
                 )
-        elif batch % config.minibatch:
-            fitting = max(size for size in range(1, min(config.minibatch, batch) + 1) if batch % size == 0)
+        elif batch % self.minibatch:
+            fitting = max(size for size in range(1, self.minibatch + 1) if batch % size == 0)
             raise FeverError(
-                f"minibatch={config.minibatch} does not divide the batch of {envs} environments x {config.steps} steps"
+                f"minibatch={self.minibatch} does not divide the batch of {envs} environments x {config.steps} steps"
                 f" = {batch}; minibatch={fitting} does"
             )
 
@@ -186,7 +189,7 @@ class PPO:
         length = config.steps if self.network.recurrent != "none" else 1  # of a sequence that stays together
         columns = config.steps * envs // length
         orders = np.tile(np.arange(columns, dtype=np.int32), (config.epochs, 1))
-        return self.rng.permuted(orders, axis=1).reshape(-1, config.minibatch // length)
+        return self.rng.permuted(orders, axis=1).reshape(-1, self.minibatch // length)
 
     def _update(
         self, params: Any, optimizer_state: Any, batch: Params, statistics: Params, orders: Any, rate: Any, clip: Any

@@ -99,6 +99,8 @@ class ReplayAlgorithm:
         while True:
             phases, began, reports, history = Phases(), perf_counter(), [], []
             added, goal = experience.added, self.steps + self.config.report_steps
+            if self.task.total_steps is not None:
+                goal = max(self.steps + 1, min(goal, self.task.total_steps))
             while self.steps < goal and not (self.task.workers and perf_counter() - began > ROW_SECONDS):
                 with phases("transfer"):
                     if self.updates >= published + self.publish_every:
