@@ -41,12 +41,12 @@ class ReplaySettings(NetworkSettings):
     )
     warmup: int = setting(1000, "transitions before learning begins", "rl-zoo, DQN CartPole-v1", ge=0)
     buffer: int = setting(100_000, "transitions kept, all shards together", "rl-zoo, DQN CartPole-v1", gt=0)
-    replay_shards: int = setting(1, "processes that share the buffer, with --workers", "", gt=0)
+    replay_shards: int = setting(1, "processes that share the buffer, with --workers; at most one for each", gt=0)
     save_replay: bool = setting(True, "keep the buffer in the run directory, for resuming; its size is logged")
     explore_steps: int = setting(
         50, "steps of each environment between two fetches of weights, with --workers", "Horgan et al. 2018, B", gt=0
     )
-    publish_updates: int = setting(16, "gradient steps between two sets of weights for the workers, at least", "", gt=0)
+    publish_updates: int = setting(16, "gradient steps between two sets of weights for the workers, at least", gt=0)
     report_steps: int = setting(1000, "environment steps in an iteration, at least: between two rows of metrics", gt=0)
     clip_rewards: bool | None = setting(
         None, "learn from the sign of rewards (returns stay as they are); null: for ALE/ environments",
@@ -71,6 +71,11 @@ class ExperienceSpec:
     draw: int  # transitions in one draw
     ratio: float  # transitions drawn for each one added
     warmup: int  # transitions added before the first draw
+
+    @property
+    def steps_between_draws(self) -> int:
+        """Steps of each environment that one draw is owed for, in one process."""
+        return max(1, math.ceil(self.draw / (self.ratio * self.sampler.envs)))
 
 
 @dataclass
@@ -131,7 +136,7 @@ class LocalExperience(Experience):
         sampler = spec.sampler.for_worker(0, generation)
         self.explorer = Explorer(sampler, spec.observation, spec.action, spec.exploration)
         self.rng = np.random.default_rng(np.random.SeedSequence([sampler.seed, 2**32 - 2, generation]))
-        self.steps = max(1, math.ceil(spec.draw / (spec.ratio * sampler.envs)))
+        self.steps = spec.steps_between_draws
 
     def publish(self, params: Params, version: int, epsilons: np.ndarray) -> None:
         self.params, self.version, self.epsilons = params, version, epsilons
@@ -200,6 +205,10 @@ def load_shards(folder: Path, count: int) -> tuple[list[dict[str, np.ndarray]], 
 def make_experience(spec: ExperienceSpec, workers: int, generation: int) -> Experience:
     """Experience from this process (0 workers), or from explorers and shards as Ray actors."""
     check_memory(spec.replay, spec.shards if workers else 1)
+    steps = spec.sampler.steps if workers else spec.steps_between_draws
+    least = (steps + spec.exploration.n_step) * spec.sampler.envs
+    if spec.replay.capacity < least:
+        raise FeverError(f"buffer={spec.replay.capacity * spec.shards} is too small: {least} transitions come at once")
     if workers == 0:
         return LocalExperience(spec, generation)
     from fever.shards import RayExperience

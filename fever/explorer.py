@@ -71,7 +71,8 @@ class Explorer(Runner):
         }
         ended = np.concatenate([self.ended, np.empty((steps, count), bool)])  # [2 + T, N]: row t + 2 is step t
         first = ended[1:-1] if self.envs.next_step else ended[2:]  # [T, N]: what step t reached begins an episode
-        observed = []
+        image = self.observation.dtype == np.uint8
+        observed = [self.observation[:0] if image else self.observation]
         endings: list[tuple[int, dict[int, dict[str, Any]]]] = []
         env_seconds = inference_seconds = 0.0
         for t in range(steps):
@@ -101,11 +102,11 @@ class Explorer(Runner):
             rows["reached"][t] = self.window
             for index, window in lasts.items():
                 rows["reached"][t, index] = window
-            observed.append(step.observations)
+            if not image:
+                observed.append(step.observations)
             if step.infos:
                 endings.append((t, step.infos))
-        if self.observation.dtype != np.uint8:
-            self._check(np.stack([observed[0], *observed]), rows["rewards"])
+        self._check(np.stack(observed), rows["rewards"])
         self.steps_taken += steps
         valid = ~ended[1:-1] if self.envs.next_step else np.ones((steps, count), bool)
         episodes = self._episodes(rows["rewards"] * valid, valid, endings)

@@ -125,8 +125,10 @@ class Runner:
         return episodes
 
     def _check(self, observations: np.ndarray, rewards: np.ndarray) -> None:
-        """Refuse a fragment with numbers that are not finite, and say where they came from."""
+        """Refuse observations `[T+1, N, ...]` and rewards `[T, N]` that are not finite, and say where they are."""
         for name, array in (("reward", rewards), ("observation", observations)):
+            if array.dtype == np.uint8:
+                continue
             finite = np.isfinite(array)
             if not finite.all():
                 place = np.argwhere(~finite)[0].tolist()

@@ -16,6 +16,7 @@ import logging
 import queue
 import threading
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,8 @@ class ExplorerActor(WorkerActor):
         self.build()
         block, report = self.runner.explore(params, version, epsilons)
         if self.sent is not None:  # at most one block is under way: a shard that is slow slows its explorers
-            ray.wait([self.sent])
+            with suppress(ray.exceptions.RayActorError):  # it died, and the next call brings another one
+                ray.get(self.sent)
         self.sent = shard.add.remote(block)
         return report, len(block.rewards)
 
@@ -88,6 +90,7 @@ class RayExperience(RayPool, Experience):
         self.measures: list[dict[str, float]] = [{} for _ in self.shards]
         self.ready: queue.SimpleQueue[Draw] = queue.SimpleQueue()
         self.hungry: set[int] = set()  # shards that have nothing to draw
+        self.turns = list(range(spec.shards))  # the shard that was drawn from longest ago comes first
         self.failure: BaseException | None = None
         self.closing = threading.Event()
         self.exploring: dict[Any, int] = {}  # call -> worker
@@ -164,12 +167,17 @@ class RayExperience(RayPool, Experience):
                     self.exploring[call] = index
         drawing = Counter(index for index, _ in self.drawing.values())
         room = AHEAD * len(self.shards) - self.ready.qsize() - len(self.drawing)
-        for index in sorted(set(range(len(self.shards))) - self.hungry, key=lambda index: drawing[index]):
-            while room > 0 and owed >= spec.draw and drawing[index] < AHEAD:
-                self.drawing[self.shards[index].draw.remote(spec.draw)] = index, self.lives[index]
-                self.drawn += spec.draw
-                drawing[index] += 1
-                room, owed = room - 1, owed - spec.draw
+        for _ in range(room):
+            able = [index for index in self.turns if drawing[index] < AHEAD and index not in self.hungry]
+            if not able or owed < spec.draw:
+                return
+            index = able[0]
+            self.turns.remove(index)
+            self.turns.append(index)
+            self.drawing[self.shards[index].draw.remote(spec.draw)] = index, self.lives[index]
+            self.drawn += spec.draw
+            drawing[index] += 1
+            owed -= spec.draw
 
     def _take(self, call: Any) -> None:
         """What an explorer or a shard has finished, or that it died."""

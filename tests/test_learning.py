@@ -49,6 +49,16 @@ def test_acrobot_is_swung_up_by_dqn(tmp_path: Path) -> None:
     assert train("Acrobot-v1", tmp_path, algo="dqn", stop={"reward": -105, "steps": 60_000}).stop_reason == "reward"
 
 
+@pytest.mark.slow
+def test_pong_improves_from_its_memory(tmp_path: Path) -> None:
+    result = train(
+        "ALE/Pong-v5", tmp_path, algo="dqn", env_kwargs={"obs_type": "ram"}, hidden=[256, 256], learning_rate=3e-4,
+        replay_ratio=8, updates=8, buffer=300_000, warmup=10_000, epsilon_steps=100_000, epsilon_end=0.02, n_step=3,
+        stop={"reward": -17.5, "steps": 250_000},
+    )  # fmt: skip
+    assert result.stop_reason == "reward"  # it begins near -20.5
+
+
 def test_pendulum_swings_up_by_sac(tmp_path: Path) -> None:
     result = train(
         "Pendulum-v1", tmp_path, algo="sac", hidden=[64, 64], stop={"reward": -250, "steps": 20_000, "window": 10}

@@ -63,7 +63,7 @@ class ReplayAlgorithm:
     def start(self, place: Place) -> Experience:
         """Explorers and a replay buffer."""
         config, task = self.config, self.task
-        draw, shards = config.updates * config.batch, config.replay_shards if task.workers else 1
+        draw, shards = config.updates * config.batch, max(1, min(config.replay_shards, task.workers))
         shape, dtype = encoded_shape(task.observation)
         distribution = distribution_for(task.action, self.network.squashed)
         clip = config.clip_rewards if config.clip_rewards is not None else task.name.startswith("ALE/")
