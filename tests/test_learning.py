@@ -32,10 +32,15 @@ def test_cartpole_is_solved_by_dqn(tmp_path: Path, seed: int) -> None:
     assert evaluate(result.run.checkpoint("last"), source_of(result.run), episodes=10).returns.mean() > 400
 
 
-@pytest.mark.parametrize(("seed", "workers"), [(0, 0), (1, 0), (2, 2)])
-def test_cartpole_is_solved_by_apex(tmp_path: Path, seed: int, workers: int) -> None:
-    stop = {"reward": 475, "steps": 1_000_000, "time": "3m"}
-    result = train("CartPole-v1", tmp_path, algo="apex", seed=seed, workers=workers, batch=128, stop=stop)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_cartpole_is_solved_by_apex(tmp_path: Path, seed: int) -> None:
+    stop = {"reward": 475, "steps": 500_000}
+    assert train("CartPole-v1", tmp_path, algo="apex", seed=seed, batch=128, stop=stop).stop_reason == "reward"
+
+
+def test_cartpole_is_balanced_by_apex_with_workers(tmp_path: Path) -> None:
+    stop = {"reward": 300, "time": "4m"}  # time instead of steps: how much is learned meanwhile depends on the machine
+    result = train("CartPole-v1", tmp_path, algo="apex", workers=2, batch=128, replay_shards=2, stop=stop)
     assert result.stop_reason == "reward"
 
 

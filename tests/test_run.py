@@ -40,7 +40,7 @@ def test_every_metric_is_in_the_tables_of_the_documentation(algo: str, result: R
     if algo != "ppo":
         env = "Pendulum-v1" if algo == "sac" else "CartPole-v1"
         result = fever.train(
-            env, algo=algo, runs=tmp_path, stop={"steps": 1500}, warmup=100, updates=2, batch=4, replay_ratio=0.5
+            env, algo=algo, runs=tmp_path, stop={"steps": 2000}, warmup=100, updates=2, batch=4, replay_ratio=0.5
         )
     page = (Path(__file__).parent.parent / "docs/metrics.md").read_text()
     tables = {part.splitlines()[0]: part for part in page.split("\n## ")[1:]}
