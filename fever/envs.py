@@ -82,8 +82,9 @@ class EnvContext:
 class Step(NamedTuple):
     """What one step of N environments gave.
 
-    `observations` are what the next action is chosen from. Where an episode ended and the environment was reset in
-    the same step, its last observation is in `final`, otherwise the next row is a phantom (see `Envs.next_step`).
+    The arrays are the caller's to keep. `observations` are what the next action is chosen from. Where an episode ended
+    and the environment was reset in the same step, its last observation is in `final`, otherwise the next row is a
+    phantom (see `Envs.next_step`).
     """
 
     observations: np.ndarray  # encoded [N, ...]
@@ -217,7 +218,8 @@ class NativeEnvs:
                 if not self.next_step:
                     last = _stack(self.observation, [info["final_obs"][index]])
                     final[index] = self._encode(last)[0]
-        return Step(self._encode(observations), np.asarray(rewards, np.float32), terminated, truncated, final, infos)
+        encoded, rewards = self._encode(observations).copy(), np.array(rewards, np.float32)  # it may use its own again
+        return Step(encoded, rewards, np.array(terminated), np.array(truncated), final, infos)
 
     def _encode(self, observations: Any) -> np.ndarray:
         try:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fever.envs import Step
 from fever.policy import Params
 from fever.policy.spaces import Description
 from fever.replay import Transitions
@@ -53,71 +54,92 @@ class Explorer(Runner):
         """Take T steps in every environment. Explorer i, counted over all workers, acts at random with probability
         `epsilons[i]`; the episodes of the greedier half count in the mean return."""
         begin = perf_counter()
-        spec, network, distribution, plan = self.spec, self.spec.network, self.distribution, self.exploration
-        steps, count = steps or spec.steps, spec.envs
-        mine = epsilons[spec.worker_index * count : (spec.worker_index + 1) * count]
-        random = self.rng.random((steps, count)) < mine
-        uniform = distribution.uniform(self.rng, (steps, count))
-        noise = None if plan.greedy else distribution.noise(self.rng, (steps, count))
+        spec, steps = self.spec, steps or self.spec.steps
+        mine = epsilons[spec.worker_index * spec.envs : (spec.worker_index + 1) * spec.envs]
+        start = self.observation
+        taken, outputs, actions, seconds = self._step(params, mine, steps)
+        rewards = np.stack([step.rewards for step in taken])
+        self._check(np.stack([start, *(step.observations for step in taken)]), rewards)
+        terminated = np.stack([step.terminated for step in taken])
+        truncated = np.stack([step.truncated for step in taken])
+        ended = np.concatenate([self.ended, terminated | truncated])  # [2 + T, N]: row t + 2 is step t
+        valid = ~ended[1:-1] if self.envs.next_step else np.ones_like(terminated)
         rows = {
-            "frames": np.empty((steps, count, self.stack), np.int64),
-            "reached": np.empty((steps, count, self.stack), np.int64),  # frames of the observation after the step
-            "actions": np.empty((steps, count, *distribution.action_shape), distribution.action_dtype),
-            "rewards": np.empty((steps, count), np.float32),
-            "terminated": np.empty((steps, count), bool),
-            "chosen": np.zeros((steps, count), np.float32),  # value of the action
-            "best": np.zeros((steps, count), np.float32),  # value of the best action
-            "last": np.full((steps, count), np.nan, np.float32),  # value of an episode's last observation, where reset
+            "actions": actions,
+            "rewards": np.sign(rewards) if self.exploration.clip_rewards else rewards,
+            "terminated": terminated,
+            "ended": ended[2:],
+            "valid": valid,
+            **self._number(taken, ended[1:-1] if self.envs.next_step else ended[2:]),
+            **self._values(taken, outputs, actions, params),
         }
-        ended = np.concatenate([self.ended, np.empty((steps, count), bool)])  # [2 + T, N]: row t + 2 is step t
-        first = ended[1:-1] if self.envs.next_step else ended[2:]  # [T, N]: what step t reached begins an episode
-        image = self.observation.dtype == np.uint8
-        observed = [self.observation[:0] if image else self.observation]
-        endings: list[tuple[int, dict[int, dict[str, Any]]]] = []
+        self.steps_taken += steps
+        self.ended = ended[-2:]
+        endings = [(t, step.infos) for t, step in enumerate(taken) if step.infos]
+        counting = mine <= np.median(epsilons)
+        episodes = [
+            replace(episode, counts=bool(counting[episode.env_index]))
+            for episode in self._episodes(rewards * valid, valid, endings)
+        ]
+        block = self._transitions(rows)
+        seconds["total"] = perf_counter() - begin
+        return block, Report(int(valid.sum()), episodes, spec.worker_index, version, seconds, self.host)
+
+    def _step(self, params: Params, epsilons: np.ndarray, steps: int) -> tuple[list[Step], Any, Any, dict[str, float]]:
+        """Act and step, and nothing else: with an environment that waits, all code here runs with cold caches.
+
+        Returns the steps, the network's outputs `[T, N, ...]`, the actions `[T, N, ...]`, and where the time went.
+        """
+        network, distribution, leading = self.spec.network, self.distribution, (steps, self.spec.envs)
+        random: np.ndarray = self.rng.random(leading) < epsilons
+        explores: list[bool] = list(random.any(axis=1))
+        uniform = distribution.uniform(self.rng, leading)
+        noise = None if self.exploration.greedy else distribution.noise(self.rng, leading)
+        taken, outputs, actions = [], [], []
         env_seconds = inference_seconds = 0.0
         for t in range(steps):
             before = perf_counter()
-            outputs, _ = network.act(params, self.observation, self.memory)
-            actions = distribution.mode(outputs) if noise is None else distribution.sample(outputs, noise[t])
-            actions[random[t]] = uniform[t][random[t]]
-            rows["frames"][t], rows["actions"][t] = self.window, actions
-            if plan.prioritized:
-                rows["chosen"][t] = np.take_along_axis(outputs, actions, axis=1)[:, 0]
-                rows["best"][t] = outputs.max(1)
-            env_actions = distribution.to_env(actions)
+            output, _ = network.act(params, self.observation, self.memory)
+            action = distribution.mode(output) if noise is None else distribution.sample(output, noise[t])
+            if explores[t]:
+                np.copyto(action, uniform[t], where=random[t, :, None])
+            env_action = distribution.to_env(action)
             between = perf_counter()
-            step = self.envs.step(env_actions)
+            step = self.envs.step(env_action)
             env_seconds += perf_counter() - between
             inference_seconds += between - before
-
-            rows["rewards"][t], rows["terminated"][t] = step.rewards, step.terminated
-            np.logical_or(step.terminated, step.truncated, out=ended[t + 2])
-            lasts = {index: self._last(last, index, t) for index, last in step.final.items()}
-            for index in np.flatnonzero(step.truncated & ~step.terminated).tolist() if plan.prioritized else ():
-                if index in step.final:
-                    values, _ = network.act(params, step.final[index][None], self.memory[:1])
-                    rows["last"][t, index] = values.max()
+            taken.append(step)
+            outputs.append(output)
+            actions.append(action)
             self.observation = step.observations
+        return taken, np.stack(outputs), np.stack(actions), {"env": env_seconds, "inference": inference_seconds}
+
+    def _number(self, taken: list[Step], first: np.ndarray) -> dict[str, np.ndarray]:
+        """Frames `[T, N, stack]` of the observations before and after each step; `first` `[T, N]` marks those after it
+        that begin an episode."""
+        frames = np.empty((len(taken), self.spec.envs, self.stack), np.int64)
+        reached = np.empty_like(frames)
+        for t, step in enumerate(taken):
+            frames[t] = self.window
+            lasts = {index: self._last(last, index, t) for index, last in step.final.items()}
             self._look(step.observations, first[t])
-            rows["reached"][t] = self.window
+            reached[t] = self.window
             for index, window in lasts.items():
-                rows["reached"][t, index] = window
-            if not image:
-                observed.append(step.observations)
-            if step.infos:
-                endings.append((t, step.infos))
-        self._check(np.stack(observed), rows["rewards"])
-        self.steps_taken += steps
-        valid = ~ended[1:-1] if self.envs.next_step else np.ones((steps, count), bool)
-        episodes = self._episodes(rows["rewards"] * valid, valid, endings)
-        counting = mine <= np.median(epsilons)
-        episodes = [replace(episode, counts=bool(counting[episode.env_index])) for episode in episodes]
-        if plan.clip_rewards:
-            rows["rewards"] = np.sign(rows["rewards"])
-        transitions = self._transitions({**rows, "ended": ended[2:], "valid": valid})
-        self.ended = ended[-2:]
-        seconds = {"env": env_seconds, "inference": inference_seconds, "total": perf_counter() - begin}
-        return transitions, Report(int(valid.sum()), episodes, spec.worker_index, version, seconds, self.host)
+                reached[t, index] = window
+        return {"frames": frames, "reached": reached}
+
+    def _values(self, taken: list[Step], outputs: Any, actions: Any, params: Params) -> dict[str, np.ndarray]:
+        """What first priorities need, `[T, N]`: the value of the action, of the best one, and (NaN elsewhere) of the
+        last observation of a truncated episode whose environment is reset already."""
+        last = np.full(outputs.shape[:2], np.nan, np.float32)
+        if not self.exploration.prioritized:
+            return {"chosen": np.zeros_like(last), "best": np.zeros_like(last), "last": last}
+        for t, step in enumerate(taken):
+            for index, observation in step.final.items():
+                if not step.terminated[index]:
+                    values, _ = self.spec.network.act(params, observation[None], self.memory[:1])
+                    last[t, index] = values.max()
+        return {"chosen": np.take_along_axis(outputs, actions, axis=2)[..., 0], "best": outputs.max(2), "last": last}
 
     def _send(self, frames: np.ndarray) -> np.ndarray:
         """Have these frames `[K, ...]` sent with the next transitions; returns their numbers `[K]`."""
