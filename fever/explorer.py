@@ -92,7 +92,7 @@ class Explorer(Runner):
         """
         network, distribution, leading = self.spec.network, self.distribution, (steps, self.spec.envs)
         random: np.ndarray = self.rng.random(leading) < epsilons
-        explores: list[bool] = list(random.any(axis=1))
+        explores = [bool(row.any()) for row in random]
         uniform = distribution.uniform(self.rng, leading)
         noise = None if self.exploration.greedy else distribution.noise(self.rng, leading)
         taken, outputs, actions = [], [], []
