@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from fever.algos.dqn import DQN, DQNConfig
+from fever.algos.dqn import DQN, QLearningSettings
 from fever.config import setting
 
 
-class ApexConfig(DQNConfig):
+class ApexConfig(QLearningSettings):
     """Settings of Ape-X."""
 
     batch: int = setting(512, "transitions in a gradient step", "Horgan et al. 2018", gt=0)
@@ -29,7 +29,8 @@ class Apex(DQN):
     Config = ApexConfig
 
     def epsilons(self) -> np.ndarray:
-        config: ApexConfig = self.config  # type: ignore[assignment]
+        config = self.config
+        assert isinstance(config, ApexConfig)
         return epsilon_ladder(config.epsilon_base, config.epsilon_ladder, self.explorers)
 
 

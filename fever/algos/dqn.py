@@ -24,8 +24,8 @@ from fever.vector import Vectorizer
 PIECE = 512  # observations whose values are computed at once: larger ones do not stay in a CPU's cache
 
 
-class DQNConfig(ReplaySettings):
-    """Settings of DQN."""
+class QLearningSettings(ReplaySettings):
+    """What DQN and Ape-X have in common: all but how they explore."""
 
     hidden: tuple[int, ...] | None = setting(
         None, "widths of each head's hidden layers; null: 64,64, none behind convolutions", "as PPO; rl-zoo has 256,256"
@@ -47,12 +47,17 @@ class DQNConfig(ReplaySettings):
     polyak: float = setting(0.01, "share of the way that a polyak target moves in a gradient step", gt=0, le=1)
     loss: Literal["huber", "squared"] = setting("huber", "of the TD error; huber is linear beyond 1", "Mnih 2015")
     max_gradient_norm: float = setting(10.0, "gradients are scaled down to this norm", "Wang et al. 2016", gt=0)
-    epsilon_start: float = setting(1.0, "probability of a random action at the start", "Mnih 2015", ge=0, le=1)
-    epsilon_end: float = setting(0.04, "and at the end of the schedule", "rl-zoo, DQN CartPole-v1", ge=0, le=1)
-    epsilon_steps: int = setting(8000, "environment steps of the linear schedule", "rl-zoo, DQN CartPole-v1", gt=0)
 
     def widths(self, image: bool) -> tuple[int, ...]:
         return self.hidden if self.hidden is not None else () if image else (64, 64)
+
+
+class DQNConfig(QLearningSettings):
+    """Settings of DQN."""
+
+    epsilon_start: float = setting(1.0, "probability of a random action at the start", "Mnih 2015", ge=0, le=1)
+    epsilon_end: float = setting(0.04, "and at the end of the schedule", "rl-zoo, DQN CartPole-v1", ge=0, le=1)
+    epsilon_steps: int = setting(8000, "environment steps of the linear schedule", "rl-zoo, DQN CartPole-v1", gt=0)
 
 
 class DQN(ReplayAlgorithm):
@@ -60,9 +65,9 @@ class DQN(ReplayAlgorithm):
 
     Config: Any = DQNConfig
 
-    def __init__(self, config: DQNConfig, task: Task) -> None:
+    def __init__(self, config: QLearningSettings, task: Task) -> None:
         super().__init__(config, task)
-        self.config: DQNConfig = config
+        self.config: QLearningSettings = config
         if task.action["type"] != "discrete" or len(task.action["sizes"]) != 1:
             raise FeverError(f"{task.name} has no single Discrete action, which DQN needs; sac takes Box actions")
         self.prioritized, self.n_step = config.prioritized, config.n_step
@@ -81,6 +86,7 @@ class DQN(ReplayAlgorithm):
     def epsilons(self) -> np.ndarray:
         """The schedule, the same for all explorers."""
         config = self.config
+        assert isinstance(config, DQNConfig)
         done = min(1.0, self.steps / config.epsilon_steps)
         epsilon = config.epsilon_start + done * (config.epsilon_end - config.epsilon_start)
         return np.full(self.explorers, epsilon)
