@@ -26,40 +26,30 @@ class Busy(gymnasium.Env):
         return self._observe(), {}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Burn the time; the reward is 1 for action 1."""
+        """Spend the time; the reward is 1 for action 1."""
+        self._spend()
+        self.steps += 1
+        return self._observe(), float(action), False, self.steps >= 100, {}
+
+    def _spend(self) -> None:
         end = time.thread_time() + self.seconds
         while time.thread_time() < end:
             pass
-        self.steps += 1
-        return self._observe(), float(action), False, self.steps >= 100, {}
 
     def _observe(self) -> np.ndarray:
         return self.np_random.uniform(-1, 1, 4).astype(np.float32)
 
 
-class Waiting(gymnasium.Env):
-    """Every step waits a fixed time and burns none, as a slow simulator elsewhere would; truncated after 100 steps."""
+class Waiting(Busy):
+    """Every step waits a fixed time and burns none, as a slow simulator elsewhere would."""
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
 
     def __init__(self, milliseconds: float = 10.0) -> None:
-        self.seconds = milliseconds / 1e3
-        self.steps = 0
+        super().__init__(milliseconds)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begin an episode."""
-        super().reset(seed=seed)
-        self.steps = 0
-        return self._observe(), {}
-
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Wait; the reward is 1 for action 1."""
+    def _spend(self) -> None:
         time.sleep(self.seconds)
-        self.steps += 1
-        return self._observe(), float(action), False, self.steps >= 100, {}
 
     def _observe(self) -> np.ndarray:
         return np.full(1, self.steps / 100, np.float32)

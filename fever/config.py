@@ -10,7 +10,7 @@ import difflib
 import math
 import re
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -66,6 +66,7 @@ class Stop(Settings):
 class NetworkSettings(Settings):
     """The network; shared by all algorithms."""
 
+    default_widths: ClassVar[tuple[int, ...]] = (64, 64)
     hidden: tuple[int, ...] | None = setting(
         None, "widths of each head's hidden layers; null: 64,64, none behind convolutions",
         "Schulman et al. 2017, table 3",
@@ -88,7 +89,7 @@ class NetworkSettings(Settings):
 
     def widths(self, image: bool) -> tuple[int, ...]:
         """The hidden layers' widths, chosen if they are not set."""
-        return self.hidden if self.hidden is not None else () if image else (64, 64)
+        return self.hidden if self.hidden is not None else () if image else self.default_widths
 
 
 class RunConfig(Settings):

@@ -10,7 +10,7 @@ import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -23,10 +23,13 @@ from fever.replay import Batch, ReplayBuffer, ReplaySpec, check_memory
 from fever.sampler import Report, SamplerSpec
 from fever.workers import Pool
 
+BUFFER_STREAM = 2**32 - 2  # of random numbers, where samplers have their worker's index and the learner its own
+
 
 class ReplaySettings(NetworkSettings):
     """What all algorithms that learn from replay have."""
 
+    default_widths: ClassVar[tuple[int, ...]] = (256, 256)
     hidden: tuple[int, ...] | None = setting(
         None, "widths of each head's hidden layers; null: 256,256, none behind convolutions", "Haarnoja et al. 2018"
     )
@@ -52,9 +55,6 @@ class ReplaySettings(NetworkSettings):
         None, "learn from the sign of rewards (returns stay as they are); null: for ALE/ environments",
         "Mnih et al. 2015",
     )  # fmt: skip
-
-    def widths(self, image: bool) -> tuple[int, ...]:
-        return self.hidden if self.hidden is not None else () if image else (256, 256)
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class LocalExperience(Experience):
         self.buffer = ReplayBuffer(spec.replay)
         sampler = spec.sampler.for_worker(0, generation)
         self.explorer = Explorer(sampler, spec.observation, spec.action, spec.exploration)
-        self.rng = np.random.default_rng(np.random.SeedSequence([sampler.seed, 2**32 - 2, generation]))
+        self.rng = np.random.default_rng(np.random.SeedSequence([sampler.seed, BUFFER_STREAM, generation]))
         self.steps = spec.steps_between_draws
 
     def publish(self, params: Params, version: int, epsilons: np.ndarray) -> None:
@@ -155,7 +155,7 @@ class LocalExperience(Experience):
         self.buffer.update(draw.batch.serials, errors)
 
     def measure(self) -> dict[str, float]:
-        return {"buffer_fill": self.buffer.fill, "priority_mean": self.buffer.priority_mean}
+        return self.buffer.measures()
 
     def save(self, folder: Path) -> None:
         if self.spec.keep:

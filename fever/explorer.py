@@ -59,7 +59,8 @@ class Explorer(Runner):
         start = self.observation
         taken, outputs, actions, seconds = self._step(params, mine, steps)
         rewards = np.stack([step.rewards for step in taken])
-        self._check(np.stack([start, *(step.observations for step in taken)]), rewards)
+        observed = [start] if start.dtype == np.uint8 else [start, *(step.observations for step in taken)]
+        self._check(np.stack(observed), rewards)
         terminated = np.stack([step.terminated for step in taken])
         truncated = np.stack([step.truncated for step in taken])
         ended = np.concatenate([self.ended, terminated | truncated])  # [2 + T, N]: row t + 2 is step t
@@ -186,7 +187,7 @@ class Explorer(Runner):
         )
         keep = rows["valid"][:ripe]
         self.carried = {name: array[ripe:] for name, array in rows.items()}
-        new = np.concatenate(self.frames) if self.frames else np.empty((0, *self.observation.shape[1:]))
+        new = np.concatenate(self.frames)
         block = Transitions(
             stream=self.spec.generation << 20 | self.spec.worker_index,
             first_frame=self.frame_count - len(new),

@@ -246,6 +246,10 @@ class ReplayBuffer:
         priorities = self.tree.levels[0][: self.size][self._alive(slice(0, self.size))]
         return float(priorities.mean()) if len(priorities) else 0.0
 
+    def measures(self) -> dict[str, float]:
+        """For the metrics."""
+        return {"buffer_fill": self.fill, "priority_mean": self.priority_mean}
+
     def add(self, block: Transitions) -> int:
         """Store a block and return how many transitions were added; those with frames never sent here are left out."""
         if len(block.rewards) > self.spec.capacity or len(block.frames) > self.spec.frame_capacity:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -22,15 +23,16 @@ from typing import Any
 
 import numpy as np
 
-from fever.experience import Draw, Experience, ExperienceSpec, load_shards, save_shards
+from fever.experience import BUFFER_STREAM, Draw, Experience, ExperienceSpec, load_shards, save_shards
 from fever.explorer import Explorer
 from fever.policy import Params
-from fever.replay import Batch, ReplayBuffer
+from fever.replay import Batch, ReplayBuffer, ReplaySpec
 from fever.sampler import Report
 from fever.workers import RayPool, WorkerActor, search_path
 
 AHEAD = 2  # calls that an explorer, and draws that a shard, has in hand
 SLACK = 4  # draws by which either side may run ahead of the ratio
+MEASURE_SECONDS = 0.2  # between two looks at all priorities of a shard, which take milliseconds for a million
 PATIENCE = 0.2  # seconds that the learner waits for a draw before it looks after other things
 
 
@@ -57,17 +59,20 @@ class ExplorerActor(WorkerActor):
 class ShardActor:
     """One shard of the replay buffer."""
 
-    def __init__(self, search_path: list[str], spec: Any, seed: list[int]) -> None:
+    def __init__(self, spec: ReplaySpec, seed: list[int]) -> None:
         self.buffer = ReplayBuffer(spec)
         self.rng = np.random.default_rng(np.random.SeedSequence(seed))
+        self.measures: dict[str, float] = {}
+        self.measured = -MEASURE_SECONDS
 
     def add(self, block: Any) -> None:
         self.buffer.add(block)
 
     def draw(self, count: int) -> tuple[Batch | None, dict[str, float]]:
         """Transitions (None while there are none at all), and what the buffer holds."""
-        measures = {"buffer_fill": self.buffer.fill, "priority_mean": self.buffer.priority_mean}
-        return self.buffer.sample(self.rng, count) if self.buffer.size else None, measures
+        if time.monotonic() - self.measured >= MEASURE_SECONDS:
+            self.measures, self.measured = self.buffer.measures(), time.monotonic()
+        return self.buffer.sample(self.rng, count) if self.buffer.size else None, self.measures
 
     def update(self, serials: np.ndarray, errors: np.ndarray) -> None:
         self.buffer.update(serials, errors)
@@ -107,9 +112,7 @@ class RayExperience(RayPool, Experience):
 
     def _start_shard(self, index: int) -> Any:
         actor = self.ray.remote(ShardActor).options(num_cpus=0, max_restarts=0, scheduling_strategy="SPREAD")
-        return actor.remote(
-            search_path(), self.spec.replay, [self.spec.sampler.seed, 2**32 - 2, self.lives[index], index]
-        )
+        return actor.remote(self.spec.replay, [self.spec.sampler.seed, BUFFER_STREAM, self.lives[index], index])
 
     # the learner's side
 

@@ -5,7 +5,7 @@ The loop is in `replay.py`; here is the mathematics of a gradient step, and how 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ PIECE = 512  # observations whose values are computed at once: larger ones do no
 class QLearningSettings(ReplaySettings):
     """What DQN and Ape-X have in common: all but how they explore."""
 
+    default_widths: ClassVar[tuple[int, ...]] = (64, 64)
     hidden: tuple[int, ...] | None = setting(
         None, "widths of each head's hidden layers; null: 64,64, none behind convolutions", "as PPO; rl-zoo has 256,256"
     )
@@ -47,9 +48,6 @@ class QLearningSettings(ReplaySettings):
     polyak: float = setting(0.01, "share of the way that a polyak target moves in a gradient step", gt=0, le=1)
     loss: Literal["huber", "squared"] = setting("huber", "of the TD error; huber is linear beyond 1", "Mnih 2015")
     max_gradient_norm: float = setting(10.0, "gradients are scaled down to this norm", "Wang et al. 2016", gt=0)
-
-    def widths(self, image: bool) -> tuple[int, ...]:
-        return self.hidden if self.hidden is not None else () if image else (64, 64)
 
 
 class DQNConfig(QLearningSettings):
