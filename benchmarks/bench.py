@@ -38,8 +38,9 @@ SB3_DEFAULTS = (  # PPO's in stable-baselines3
 # rl-zoo's for DQN on CartPole-v1, in sb3_side.py too. There the target is copied every 10 steps of the environment, so
 # it stays the same for all 128 gradient steps between two collections of 256 steps: that is target_updates=128 here.
 ZOO_DQN = (
-    "double=false dueling=false n_step=1 prioritized=false learning_rate=2.3e-3 batch=64 updates=128 replay_ratio=32 "
-    "buffer=100000 warmup=1000 gamma=0.99 target_updates=128 epsilon_steps=8000 epsilon_end=0.04 hidden=[256,256]"
+    "double=false dueling=false n_step=1 prioritized=false target=hard target_updates=128 activation=relu "
+    "learning_rate=2.3e-3 batch=64 updates=128 replay_ratio=32 buffer=100000 warmup=1000 gamma=0.99 epsilon_steps=8000 "
+    "epsilon_end=0.04 hidden=[256,256]"
 )
 
 CYCLE_LIMIT, ADD_LIMIT = 0.5, 0.1  # milliseconds
