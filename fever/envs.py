@@ -22,8 +22,9 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from fever.errors import ContractError, FeverError
-from fever.policy.spaces import Description, describe, encode, native_shape
+from fever.policy.spaces import Description, describe, encode, native_shape, with_mask
 
+MASK = "action_mask"  # name of a mask of allowed actions, in infos or in a Dict observation
 EXTRAS = {"mujoco": "mujoco", "box2d": "box2d", "Box2D": "box2d", "pygame": "render", "ale_py": "atari"}
 
 
@@ -99,7 +100,7 @@ class Envs(Protocol):
     """N environments stepped together."""
 
     count: int
-    observation: Description
+    observation: Description  # known for good after the first reset, whose infos may bring masks of actions
     action: Description
     next_step: bool  # True: after an episode's end the next step ignores its action and returns the reset observation
     stack: int  # frames in the last axis of an encoded image, newest last, that move on by one in every step; 1: none
@@ -115,28 +116,44 @@ class LoopEnvs:
     next_step = False
     stack = 1
 
-    def __init__(self, source: EnvSource, count: int, context: EnvContext) -> None:
-        self.name, self.count = source.name, count
+    def __init__(self, source: EnvSource, count: int, context: EnvContext, autoreset: bool = True) -> None:
+        self.name, self.count, self.autoreset = source.name, count, autoreset
         self.envs: list[gym.Env] = []
         self.steps = 0
+        self.masks: list[Any] | None = None  # of the observations in hand, where infos have them
         try:
             for index in range(count):
                 self.envs.append(make_env(source, context, index))
-            self.observation = describe_space(self.name, "observation", self.envs[0].observation_space)
-            self.action = describe_space(self.name, "action", self.envs[0].action_space)
+            self.observation, self.action = describe_spaces(
+                self.name, self.envs[0].observation_space, self.envs[0].action_space
+            )
         except BaseException:
             with suppress(Exception):  # why they cannot be made matters more than why one does not close
                 self.close()
             raise
 
     def reset(self, seeds: list[int]) -> np.ndarray:
-        return self._encode([self._reset(index, seed) for index, seed in enumerate(seeds)])
+        observations, infos = zip(*(self._reset(index, seed) for index, seed in enumerate(seeds)), strict=True)
+        if MASK in infos[0] and self.masks is None:
+            self.observation = describe_mask(self.name, self.observation, self.action)
+            self.masks = [None] * self.count
+        for index, info in enumerate(infos):
+            self._keep_mask(index, info)
+        return self._encode(list(observations))
 
-    def _reset(self, index: int, seed: int | None = None) -> Any:
+    def _reset(self, index: int, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
         result = self.envs[index].reset(seed=seed)
-        if not isinstance(result, tuple) or len(result) != 2:
+        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
             raise self._broken("reset() must return an observation and an info dictionary", index)
-        return result[0]
+        return result
+
+    def _keep_mask(self, index: int, info: Any) -> None:
+        if self.masks is None:
+            return
+        try:
+            self.masks[index] = info[MASK]
+        except (KeyError, TypeError) as error:
+            raise self._broken(f"info has no {MASK}, which it had at first", index) from error
 
     def step(self, actions: np.ndarray) -> Step:
         count = self.count
@@ -161,20 +178,32 @@ class LoopEnvs:
                 if not isinstance(info, dict):
                     raise self._broken("info must be a dictionary", index)
                 infos[index] = info
-                observation = self._reset(index)
+                if self.autoreset:
+                    observation, info = self._reset(index)
+            if self.masks is not None and (self.autoreset or index not in final):
+                self._keep_mask(index, info)
             observations.append(observation)
         return Step(self._encode(observations), rewards, terminated, truncated, final, infos)
 
-    def _encode(self, observations: list[Any], only: int | None = None) -> np.ndarray:
+    def _encode(self, observations: list[Any], last: int | None = None) -> np.ndarray:
+        """Encode the observations of all environments, or the last one of an episode in environment `last`."""
+        everything = [np.ones(self._actions)] if last is not None and self._actions else None  # no action follows
+        masks = everything if last is not None else self.masks
         try:
-            return encode(self.observation, _stack(self.observation, observations))
+            return encode(self.observation, _stack(self.observation, observations), masks)
         except ValueError as error:
             for index, observation in enumerate(observations):
+                mine = masks[index : index + 1] if masks else None
                 try:
-                    encode(self.observation, _stack(self.observation, [observation]))
+                    encode(self.observation, _stack(self.observation, [observation]), mine)
                 except ValueError as found:
-                    raise self._broken(str(found), index if only is None else only) from error
+                    raise self._broken(str(found), index if last is None else last) from error
             raise
+
+    @property
+    def _actions(self) -> int:
+        """Entries of a mask; 0 where there are none."""
+        return sum(self.observation["sizes"]) if self.observation["type"] == "masked" else 0
 
     def _broken(self, what: str, index: int) -> ContractError:
         return ContractError(f"{self.name} breaks its contract at step {self.steps} of environment {index}: {what}")
@@ -196,14 +225,18 @@ class NativeEnvs:
                 raise FeverError(f"{self.name} has autoreset disabled; make it with NEXT_STEP or SAME_STEP")
             self.next_step = mode == AutoresetMode.NEXT_STEP
             self.stack = int(getattr(self.env, "stacked_frames", 1))
-            self.observation = describe_space(self.name, "observation", self.env.single_observation_space)
-            self.action = describe_space(self.name, "action", self.env.single_action_space)
+            self.observation, self.action = describe_spaces(
+                self.name, self.env.single_observation_space, self.env.single_action_space
+            )
         except BaseException:
             self.env.close()
             raise
 
     def reset(self, seeds: list[int]) -> np.ndarray:
-        return self._encode(self.env.reset(seed=seeds[0])[0])
+        observations, info = self.env.reset(seed=seeds[0])
+        if MASK in info and self.observation["type"] != "masked":
+            self.observation = describe_mask(self.name, self.observation, self.action)
+        return self._encode(observations, info)
 
     def step(self, actions: np.ndarray) -> Step:
         self.steps += 1
@@ -217,13 +250,23 @@ class NativeEnvs:
                 infos[index] = _info_of(ending, index)
                 if not self.next_step:
                     last = _stack(self.observation, [info["final_obs"][index]])
-                    final[index] = self._encode(last)[0]
-        encoded, rewards = self._encode(observations).copy(), np.array(rewards, np.float32)  # it may use its own again
+                    final[index] = self._encode(last, {}, np.array([True]))[0]
+        over = terminated | truncated if self.next_step else None
+        encoded = self._encode(observations, info, over).copy()  # it may use its own again
+        rewards = np.array(rewards, np.float32)
         return Step(encoded, rewards, np.array(terminated), np.array(truncated), final, infos)
 
-    def _encode(self, observations: Any) -> np.ndarray:
+    def _encode(self, observations: Any, info: dict[str, Any], over: np.ndarray | None = None) -> np.ndarray:
+        """Encode a batch; where `over`, no action follows, so that masks do not matter."""
+        masks = None
         try:
-            return encode(self.observation, observations)
+            if self.observation["type"] == "masked":
+                key, count = self.observation["key"], sum(self.observation["sizes"])
+                masks = observations.get(key) if key else info.get(MASK)
+                masks = np.ones((1, count)) if masks is None else np.array(list(masks)).reshape(-1, count)
+                if over is not None:
+                    masks = np.where(over[:, None], 1, masks)
+            return encode(self.observation, observations, masks)
         except ValueError as error:
             raise ContractError(f"{self.name} breaks its contract at step {self.steps}: {error}") from error
 
@@ -236,6 +279,14 @@ def make_envs(source: EnvSource, count: int, context: EnvContext) -> Envs:
     factory, spec = source.resolve()
     native = spec.vector_entry_point is not None if spec is not None else _is_vector_class(factory)
     return NativeEnvs(source, count, context) if native else LoopEnvs(source, count, context)
+
+
+def make_one(source: EnvSource, context: EnvContext) -> Envs:
+    """Make one environment whose episodes the caller begins: after the end of one, call `reset`."""
+    factory, _ = source.resolve()
+    if _is_vector_class(factory):
+        return NativeEnvs(source, 1, context)
+    return LoopEnvs(source, 1, context, autoreset=False)
 
 
 def make_env(source: EnvSource, context: EnvContext, index: int = 0) -> gym.Env:
@@ -273,12 +324,26 @@ def make_vector_env(source: EnvSource, count: int, context: EnvContext) -> Vecto
     return _construct(source, lambda: factory(num_envs=count, **arguments))
 
 
-def describe_space(name: str, which: str, space: Any) -> Description:
-    """Describe one space of an environment, or say in one sentence why it cannot be used."""
+def describe_spaces(name: str, observation_space: Any, action_space: Any) -> tuple[Description, Description]:
+    """Describe both spaces of an environment, or say in one sentence why one cannot be used."""
+    found = []
+    for which, space in (("observation", observation_space), ("action", action_space)):
+        try:
+            found.append(describe(space))
+        except ValueError as error:
+            raise FeverError(f"{name} cannot be trained on: its {which} space: {error}") from error
+    observation, action = found
+    if observation["type"] == "dict" and MASK in observation["spaces"]:
+        observation = describe_mask(name, observation, action, MASK)
+    return observation, action
+
+
+def describe_mask(name: str, observation: Description, action: Description, key: str | None = None) -> Description:
+    """Describe observations whose mask of actions is in their part `key`, or else in the infos."""
     try:
-        return describe(space)
+        return with_mask(observation, action, key)
     except ValueError as error:
-        raise FeverError(f"{name} cannot be trained on: its {which} space: {error}") from error
+        raise FeverError(f"{name} cannot be trained on: {error}") from error
 
 
 def close_all(envs: list[gym.Env]) -> None:
@@ -409,6 +474,9 @@ def _context_arguments(constructor: Any, context: EnvContext, index: int) -> dic
 
 def _stack(description: Description, observations: list[Any]) -> Any:
     """A list of N single observations to one batch with a leading axis N on every leaf."""
+    if description["type"] == "masked":
+        batch, key = _stack(description["observation"], observations), description["key"]
+        return batch if key is None else {**batch, key: np.array([item[key] for item in observations])}
     if description["type"] in ("dict", "tuple"):
         parts = description["spaces"]
         pairs = parts.items() if description["type"] == "dict" else enumerate(parts)

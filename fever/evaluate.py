@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fever.envs import EnvContext, EnvSource, describe_space, make_env, make_envs
+from fever.envs import MASK, EnvContext, EnvSource, describe_mask, describe_spaces, make_env, make_envs
 from fever.errors import FeverError
 from fever.run import Checkpoint, Run
 from fever.trainer import check_spaces
@@ -54,9 +54,9 @@ def evaluate(
     with tempfile.TemporaryDirectory(prefix="fever-") as folder:
         envs = make_envs(source, count, EnvContext(workdir=Path(folder)))
         try:
-            check_spaces(checkpoint.manifest["policy"], envs.observation, envs.action, source.name, checkpoint.path)
             seeds = np.random.SeedSequence(seed).generate_state(count)
             observations = envs.reset([int(one) for one in seeds])
+            check_spaces(checkpoint.manifest["policy"], envs.observation, envs.action, source.name, checkpoint.path)
             first, phantom = np.ones(count, bool), np.zeros(count, bool)
             total, length = np.zeros(count), np.zeros(count, np.int64)
             while any(len(done) < share for done, share in zip(returns, quota, strict=True)):
@@ -84,13 +84,15 @@ def record(checkpoint: Checkpoint, source: EnvSource, path: Path, steps: int, se
     with tempfile.TemporaryDirectory(prefix="fever-") as folder:
         env = make_env(source, EnvContext(workdir=Path(folder), render_mode="rgb_array"))
         try:
-            observation_space = describe_space(source.name, "observation", env.observation_space)
-            action_space = describe_space(source.name, "action", env.action_space)
-            check_spaces(checkpoint.manifest["policy"], observation_space, action_space, source.name, checkpoint.path)
-            observation, _ = env.reset(seed=seed)
+            spaces = describe_spaces(source.name, env.observation_space, env.action_space)
+            observation, info = env.reset(seed=seed)
+            if MASK in info:
+                spaces = describe_mask(source.name, *spaces), spaces[1]
+            check_spaces(checkpoint.manifest["policy"], *spaces, source.name, checkpoint.path)
             frames.append(_frame(env, source.name))
             for _ in range(steps):
-                observation, reward, terminated, truncated, _ = env.step(policy.act(observation))
+                action = policy.act(observation, mask=info.get(MASK))
+                observation, reward, terminated, truncated, info = env.step(action)
                 total += float(reward)
                 frames.append(_frame(env, source.name))
                 if terminated or truncated:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
 from fever.envs import Step
 from fever.policy import Params
+from fever.policy.networks import FORBIDDEN
 from fever.policy.spaces import Description
 from fever.replay import Transitions
-from fever.sampler import Report, Runner, SamplerSpec
+from fever.sampler import Report, Roll, Runner, SamplerSpec
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,6 @@ class Explorer(Runner):
     ) -> None:
         super().__init__(spec, observation, action)
         self.exploration = exploration
-        self.memory = spec.network.initial_state(spec.envs)  # of width 0: these networks have none
         self.stack = self.envs.stack
         self.frames: list[np.ndarray] = []  # not sent yet
         self.frame_count = 0
@@ -56,89 +56,73 @@ class Explorer(Runner):
         begin = perf_counter()
         spec, steps = self.spec, steps or self.spec.steps
         mine = epsilons[spec.worker_index * spec.envs : (spec.worker_index + 1) * spec.envs]
-        start = self.observation
-        taken, outputs, actions, seconds = self._step(params, mine, steps)
-        rewards = np.stack([step.rewards for step in taken])
-        observed = [start] if start.dtype == np.uint8 else [start, *(step.observations for step in taken)]
-        self._check(np.stack(observed), rewards)
-        terminated = np.stack([step.terminated for step in taken])
-        truncated = np.stack([step.truncated for step in taken])
-        ended = np.concatenate([self.ended, terminated | truncated])  # [2 + T, N]: row t + 2 is step t
-        valid = ~ended[1:-1] if self.envs.next_step else np.ones_like(terminated)
+        before = self.steps_taken
+        roll = self._roll(params, steps, self._chooser(mine, steps))
+        ended = roll.ended
         rows = {
-            "actions": actions,
-            "rewards": np.sign(rewards) if self.exploration.clip_rewards else rewards,
-            "terminated": terminated,
+            "actions": roll.actions,
+            "rewards": np.sign(roll.rewards) if self.exploration.clip_rewards else roll.rewards,
+            "terminated": roll.terminated,
             "ended": ended[2:],
-            "valid": valid,
-            **self._number(taken, ended[1:-1] if self.envs.next_step else ended[2:]),
-            **self._values(taken, outputs, actions, params),
+            "valid": roll.valid,
+            **self._number(roll.taken, ended[1:-1] if self.envs.next_step else ended[2:], before),
+            **self._values(roll, params),
         }
-        self.steps_taken += steps
-        self.ended = ended[-2:]
-        endings = [(t, step.infos) for t, step in enumerate(taken) if step.infos]
         counting = mine <= np.median(epsilons)
         episodes = [
             replace(episode, counts=bool(counting[episode.env_index]))
-            for episode in self._episodes(rewards * valid, valid, endings)
+            for episode in self._episodes(roll.rewards * roll.valid, roll.valid, roll.endings)
         ]
         block = self._transitions(rows)
-        seconds["total"] = perf_counter() - begin
-        return block, Report(int(valid.sum()), episodes, spec.worker_index, version, seconds, self.host)
+        seconds = {**roll.seconds, "total": perf_counter() - begin}
+        return block, Report(int(roll.valid.sum()), episodes, spec.worker_index, version, seconds, self.host)
 
-    def _step(self, params: Params, epsilons: np.ndarray, steps: int) -> tuple[list[Step], Any, Any, dict[str, float]]:
-        """Act and step, and nothing else: with an environment that waits, all code here runs with cold caches.
-
-        Returns the steps, the network's outputs `[T, N, ...]`, the actions `[T, N, ...]`, and where the time went.
-        """
-        network, distribution, leading = self.spec.network, self.distribution, (steps, self.spec.envs)
+    def _chooser(self, epsilons: np.ndarray, steps: int) -> Callable[[int, np.ndarray], np.ndarray]:
+        """What chooses actions in each of the next T steps: the policy, or now and then chance."""
+        distribution, leading = self.distribution, (steps, self.spec.envs)
         random: np.ndarray = self.rng.random(leading) < epsilons
         explores = [bool(row.any()) for row in random]
         uniform = distribution.uniform(self.rng, leading)
         noise = None if self.exploration.greedy else distribution.noise(self.rng, leading)
-        taken, outputs, actions = [], [], []
-        env_seconds = inference_seconds = 0.0
-        for t in range(steps):
-            before = perf_counter()
-            output, _ = network.act(params, self.observation, self.memory)
-            action = distribution.mode(output) if noise is None else distribution.sample(output, noise[t])
-            if explores[t]:
-                np.copyto(action, uniform[t], where=random[t, :, None])
-            env_action = distribution.to_env(action)
-            between = perf_counter()
-            step = self.envs.step(env_action)
-            env_seconds += perf_counter() - between
-            inference_seconds += between - before
-            taken.append(step)
-            outputs.append(output)
-            actions.append(action)
-            self.observation = step.observations
-        return taken, np.stack(outputs), np.stack(actions), {"env": env_seconds, "inference": inference_seconds}
+        masked = self.spec.network.mask > 0
+        even = distribution.noise(self.rng, leading) if masked else None
 
-    def _number(self, taken: list[Step], first: np.ndarray) -> dict[str, np.ndarray]:
+        def choose(t: int, outputs: np.ndarray) -> np.ndarray:
+            action = distribution.mode(outputs) if noise is None else distribution.sample(outputs, noise[t])
+            if explores[t]:
+                drawn = uniform[t]
+                if even is not None:  # chance keeps to the mask, too
+                    drawn = distribution.sample(np.where(outputs == FORBIDDEN, outputs, np.float32(0)), even[t])
+                np.copyto(action, drawn, where=random[t, :, None])
+            return action
+
+        return choose
+
+    def _number(self, taken: list[Step], first: np.ndarray, before: int) -> dict[str, np.ndarray]:
         """Frames `[T, N, stack]` of the observations before and after each step; `first` `[T, N]` marks those after it
-        that begin an episode."""
+        that begin an episode; `before` is how many steps were taken earlier."""
         frames = np.empty((len(taken), self.spec.envs, self.stack), np.int64)
         reached = np.empty_like(frames)
         for t, step in enumerate(taken):
             frames[t] = self.window
-            lasts = {index: self._last(last, index, t) for index, last in step.final.items()}
+            lasts = {index: self._last(last, index, before + t + 1) for index, last in step.final.items()}
             self._look(step.observations, first[t])
             reached[t] = self.window
             for index, window in lasts.items():
                 reached[t, index] = window
         return {"frames": frames, "reached": reached}
 
-    def _values(self, taken: list[Step], outputs: Any, actions: Any, params: Params) -> dict[str, np.ndarray]:
+    def _values(self, roll: Roll, params: Params) -> dict[str, np.ndarray]:
         """What first priorities need, `[T, N]`: the value of the action, of the best one, and (NaN elsewhere) of the
         last observation of a truncated episode whose environment is reset already."""
+        outputs, actions = roll.outputs, roll.actions
         last = np.full(outputs.shape[:2], np.nan, np.float32)
         if not self.exploration.prioritized:
             return {"chosen": np.zeros_like(last), "best": np.zeros_like(last), "last": last}
-        for t, step in enumerate(taken):
+        for t, step in enumerate(roll.taken):
             for index, observation in step.final.items():
                 if not step.terminated[index]:
-                    values, _ = self.spec.network.act(params, observation[None], self.memory[:1])
+                    values, _ = self.spec.network.act(params, observation[None], self.state[:1])
                     last[t, index] = values.max()
         return {"chosen": np.take_along_axis(outputs, actions, axis=2)[..., 0], "best": outputs.max(2), "last": last}
 
@@ -158,10 +142,10 @@ class Explorer(Runner):
         for index in np.flatnonzero(first).tolist():
             self.window[index, :-1] = self._send(np.moveaxis(observations[index, ..., :-1], -1, 0))
 
-    def _last(self, observation: np.ndarray, index: int, t: int) -> np.ndarray:
+    def _last(self, observation: np.ndarray, index: int, step: int) -> np.ndarray:
         """Frames `[stack]` of the last observation of an episode whose environment is reset already."""
         if not np.isfinite(observation).all():
-            raise self._broken("observation", observation.sum(), self.steps_taken + t + 1, index)
+            raise self._broken("observation", observation.sum(), step, index)
         newest = self._send(observation[None] if self.stack == 1 else observation[None, ..., -1])
         return np.append(self.window[index, 1:], newest)
 

@@ -10,6 +10,8 @@ import numpy as np
 
 from fever.envs import Envs
 from fever.policy import distribution_for
+from fever.policy.networks import FORBIDDEN
+from fever.policy.spaces import mask_width
 
 PROBE_SECONDS = 0.5
 PROBE_SLICES = 5
@@ -39,17 +41,18 @@ def time_steps(envs: Envs) -> tuple[float, float]:
     The fastest of a few slices, without the time in which other programs had the core: a busy machine must
     make an environment look neither slow nor waiting.
     """
-    distribution = distribution_for(envs.action)
-    rng = np.random.default_rng(0)
-    parameters = np.zeros((64, envs.count, distribution.outputs), np.float32)
-    drawn = distribution.sample(parameters, distribution.noise(rng, parameters.shape[:2]))
-    actions = [distribution.to_env(batch) for batch in drawn]
-    envs.reset([0] * envs.count)
+    observations = envs.reset([0] * envs.count)
+    distribution, mask = distribution_for(envs.action), mask_width(envs.observation)
+    noise = distribution.noise(np.random.default_rng(0), (64, envs.count))
+    parameters = np.zeros((envs.count, distribution.outputs), np.float32)
     slices = []
     for _ in range(PROBE_SLICES):
         start, queued, cpu, steps = time.perf_counter(), _queued_seconds(), _cpu_seconds(), 0
         while not steps or (time.perf_counter() - start < PROBE_SECONDS / PROBE_SLICES and steps < 500):
-            envs.step(actions[steps // envs.count % len(actions)])
+            if mask:
+                parameters = np.where(observations[:, -mask:] > 0, np.float32(0), np.float32(FORBIDDEN))
+            actions = distribution.sample(parameters, noise[steps // envs.count % len(noise)])
+            observations = envs.step(distribution.to_env(actions)).observations
             steps += envs.count
         elapsed = max(time.perf_counter() - start - (_queued_seconds() - queued), 1e-9)
         slices.append((elapsed / steps, min(1.0, (_cpu_seconds() - cpu) / elapsed)))

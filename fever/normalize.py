@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fever.policy import Network, Params
+
+REWARD_LIMIT = 10.0  # normalised rewards are clipped to this, as in SB3's VecNormalize
+
 
 @dataclass(frozen=True)
 class Moments:
@@ -46,3 +50,40 @@ class Moments:
     @classmethod
     def from_arrays(cls, name: str, arrays: dict[str, np.ndarray]) -> Moments:
         return cls(float(arrays[f"{name}/count"]), arrays[f"{name}/mean"], arrays[f"{name}/var"])
+
+
+class Normalizer:
+    """What a learner on fragments knows of observations and returns, and scales its batches by.
+
+    Batches are raw, `[T, B, ...]` as in `Fragment`; rows that are not valid are left out of all statistics.
+    """
+
+    def __init__(self, network: Network, observations: bool, rewards: bool) -> None:
+        self.scales_observations, self.scales_rewards = observations and network.input_dtype != "uint8", rewards
+        self.observations, self.returns = Moments.start(network.input_shape), Moments.start(())
+
+    def statistics(self) -> Params:
+        """What the network normalises by, to be sent along with its weights."""
+        if not self.scales_observations:
+            return {}
+        mean, std = self.observations.mean, self.observations.std
+        return {"observation/mean": mean.astype(np.float32), "observation/std": std.astype(np.float32)}
+
+    def scale_rewards(self, batch: Params) -> None:
+        """Look at the batch's running returns, which it loses, and divide its rewards by their deviation."""
+        if self.scales_rewards:
+            self.returns = self.returns.merge(Moments.of(batch.pop("discounted")[batch["valid"]]))
+            batch["rewards"] = np.clip(batch["rewards"] / np.float32(self.returns.std), -REWARD_LIMIT, REWARD_LIMIT)
+
+    def look(self, batch: Params) -> None:
+        """Look at the batch's observations; after learning from it, so that ratios to the old policy begin at 1."""
+        if self.scales_observations:
+            self.observations = self.observations.merge(Moments.of(batch["observations"][:-1][batch["valid"]]))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """For a checkpoint."""
+        return self.observations.arrays("observations") | self.returns.arrays("returns")
+
+    def restore(self, arrays: dict[str, np.ndarray]) -> None:
+        self.observations = Moments.from_arrays("observations", arrays)
+        self.returns = Moments.from_arrays("returns", arrays)

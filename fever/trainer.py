@@ -97,6 +97,8 @@ class Trainer:
                     workers, reason = choose_workers(envs)
                     config = config.model_copy(update={"workers": workers})
                     self.display.message(f"workers {workers}: {reason}")
+                else:
+                    envs.reset([config.seed])  # some say only then that they have masks of actions
                 spaces = envs.observation, envs.action, envs.stack
             finally:
                 envs.close()

@@ -7,6 +7,7 @@ be written on a command line and into a run's configuration.
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import time
 from pathlib import Path
@@ -473,3 +474,79 @@ class OnlyHereEnv(TimeLimitEnv):
         super().__init__()
         if os.getpid() != process:
             raise FeverError("this environment can be made only in its own process")
+
+
+class MaskedEnv(gym.Env):
+    """`IdentityEnv` that raises when it gets a forbidden action. Which others than the right one are allowed is drawn
+    anew in every step. Episodes are terminated and truncated by turns; the last mask of one allows nothing, if `dead`.
+
+    The mask is in the "info", in a Dict observation ("dict") or in "both"; flat, or (`parts`) an array for each choice.
+    A fault breaks the masks of one environment, or (`only=None`) of all of them, at step `at` of its life.
+    """
+
+    def __init__(
+        self,
+        action_space: Any = "discrete_start",
+        observation_space: Any = None,
+        where: str = "info",
+        parts: bool = False,
+        dead: bool = True,
+        fault: str = "",  # "size", "nothing" or "missing"
+        at: int = 3,
+        only: int | None = None,
+        length: int = 8,
+        env_index: int = 0,
+    ) -> None:
+        self.inner = IdentityEnv(action_space, observation_space, length)
+        self.action_space, self.observation_space = self.inner.action_space, self.inner.observation_space
+        self.sizes, self.starts = _choices(self.action_space)
+        if where != "info":
+            mask = spaces.MultiBinary(int(self.sizes.sum()))
+            self.observation_space = spaces.Dict({"action_mask": mask, "cue": self.observation_space})
+        self.where, self.parts, self.dead = where, parts, dead
+        self.fault, self.at = fault if only in (None, env_index) else "", at
+        self.steps, self.episode = 0, -1
+
+    def _show(self, observation: Any, ended: bool = False) -> tuple[Any, dict[str, Any]]:
+        right = np.ravel(self.inner.right_action(observation)) - self.starts
+        masks = [self.np_random.random(size) < 0.5 for size in self.sizes]
+        self.allowed = [mask | (np.arange(len(mask)) == index) for mask, index in zip(masks, right, strict=True)]
+        fault = self.fault if self.steps == self.at else ""
+        if (ended and self.dead) or fault == "nothing":
+            self.allowed = [np.zeros_like(mask) for mask in self.allowed]
+        flat = np.concatenate([*self.allowed, *[[True]] * (fault == "size")]).astype(np.int8)
+        given = {} if fault == "missing" else {"action_mask": flat}
+        observation = observation if self.where == "info" else {"cue": observation, **given}
+        info = {} if self.where == "dict" else given
+        return observation, {"action_mask": tuple(self.allowed)} if info and self.parts else info
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.episode += 1
+        return self._show(self.inner.reset(seed=seed)[0])
+
+    def step(self, action: Any) -> Any:
+        chosen = np.ravel(action) - self.starts
+        if not all(mask[index] for mask, index in zip(self.allowed, chosen, strict=True)):
+            raise ValueError(f"{action} is forbidden")
+        self.steps += 1
+        observation, reward, ended, _, _ = self.inner.step(action)
+        observation, info = self._show(observation, ended)
+        odd = self.episode % 2 == 1
+        return observation, reward, ended and not odd, ended and odd, info
+
+
+class NextStepMasked(gym.vector.SyncVectorEnv):
+    """The same as a vector environment: the step after an episode's end ignores its action and resets."""
+
+    mode = AutoresetMode.NEXT_STEP
+
+    def __init__(self, num_envs: int, **settings: Any) -> None:
+        makers = [functools.partial(MaskedEnv, env_index=index, **settings) for index in range(num_envs)]
+        super().__init__(makers, autoreset_mode=self.mode)
+
+
+class SameStepMasked(NextStepMasked):
+    """The same as a vector environment: the step that ends an episode also resets it."""
+
+    mode = AutoresetMode.SAME_STEP

@@ -12,6 +12,7 @@ import pytest
 
 import fever.algos.ppo
 from fever.algos import Task
+from fever.algos.fragments import values_of
 from fever.algos.ppo import PPO, PPOConfig
 from fever.envs import EnvContext, EnvSource, make_envs
 from fever.errors import FeverError, TrainingError
@@ -277,7 +278,7 @@ def test_phantom_steps_do_not_count_in_the_deviation_of_returns() -> None:
     fragment = collect(ppo, NextStepCounters)
     ppo.learn([fragment])
     expected = Moments.of(fragment.arrays["discounted"][fragment.arrays["valid"]])
-    assert ppo.returns.var == pytest.approx(expected.var)
+    assert ppo.normalizer.returns.var == pytest.approx(expected.var)
 
 
 def test_rewards_are_divided_by_the_deviation_of_returns_and_clipped() -> None:
@@ -292,7 +293,7 @@ def test_rewards_are_divided_by_the_deviation_of_returns_and_clipped() -> None:
     by_hand = np.clip(rewards / deviation, -10, 10)
     assert by_hand[0, 0] == 10
     assert metrics == pytest.approx(plain.learn([changed(fragment, rewards=by_hand)]), rel=1e-3, abs=1e-5)
-    assert plain.returns.count == 0
+    assert plain.normalizer.returns.count == 0
 
 
 def test_observations_are_normalised_by_what_was_seen_before_this_batch() -> None:
@@ -377,7 +378,11 @@ def test_a_restored_algorithm_learns_on_as_if_nothing_had_happened(core: str) ->
     assert_same_weights(original, restored)
     assert original.learn([second]) == restored.learn([second])
     assert_same_weights(original, restored)
-    assert (original.steps, original.returns.count) == (restored.steps, restored.returns.count) == (64, 64)
+    assert (
+        (original.steps, original.normalizer.returns.count)
+        == (restored.steps, restored.normalizer.returns.count)
+        == (64, 64)
+    )
 
 
 def test_one_seed_gives_one_training_and_another_seed_another() -> None:
@@ -398,7 +403,7 @@ def test_gradients_of_images_in_chunks_add_up_to_those_of_the_minibatch(monkeypa
         fragment = collect(ppo, ImageEnv)
         observations = fragment.arrays["observations"]
         values = ppo.network.values(ppo.weights(), observations.reshape(36, 10, 12, 3), np.zeros((36, 0))).reshape(9, 4)
-        np.testing.assert_allclose(ppo._values(ppo.weights(), fragment.arrays), values, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(values_of(ppo.network, ppo.weights(), fragment.arrays), values, rtol=1e-4, atol=1e-5)
         learned.append((ppo, ppo.learn([fragment])))
     (chunked, chunked_metrics), (whole, whole_metrics) = learned
     assert chunked_metrics == pytest.approx(whole_metrics, rel=1e-3, abs=1e-5)

@@ -24,6 +24,7 @@ from fever.workers import Pool
 
 ALGORITHMS = {
     "ppo": "fever.algos.ppo:PPO",
+    "trpo": "fever.algos.trpo:TRPO",
     "dqn": "fever.algos.dqn:DQN",
     "apex": "fever.algos.apex:Apex",
     "sac": "fever.algos.sac:SAC",

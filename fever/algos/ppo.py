@@ -15,18 +15,17 @@ import numpy as np
 
 from fever.adam import Adam, AdamState
 from fever.algos import LEARNER_STREAM, Iteration, Phases, Place, State, Task, build_network
+from fever.algos.fragments import IMAGE_CHUNK, advantages_of, explained_variance, join, values_of
 from fever.config import NetworkSettings, setting
 from fever.errors import FeverError, TrainingError
-from fever.normalize import Moments
+from fever.normalize import Normalizer
 from fever.policy import Params, distribution_for
-from fever.returns import gae
 from fever.sampler import Fragment, SamplerSpec
 from fever.vector import Vectorizer
 from fever.workers import Workers, make_workers
 
 STEP_METRICS = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "gradient_norm", "updates")
 KL = STEP_METRICS.index("kl")
-IMAGE_CHUNK = 32  # rows of images whose patches stay in a CPU's cache
 
 
 class PPOConfig(NetworkSettings):
@@ -93,9 +92,7 @@ class PPO:
         self.params = jnp.asarray(self.vectorizer.pack(params))  # [P], all weights as one vector
         self.optimizer = Adam(epsilon=1e-5, max_norm=config.max_gradient_norm)
         self.optimizer_state = self.optimizer.init(self.params)
-        self.normalizes = config.normalize_observations and self.network.input_dtype != "uint8"
-        self.observations = Moments.start(self.network.input_shape)
-        self.returns = Moments.start(())
+        self.normalizer = Normalizer(self.network, config.normalize_observations, config.normalize_rewards)
         self.steps = 0
         quick = jax.default_backend() == "cpu" and not self.network.convolutions
         options = {"xla_backend_optimization_level": 1} if quick else None  # a seventh less to wait for, runs as fast
@@ -143,13 +140,7 @@ class PPO:
 
     def weights(self) -> Params:
         """The network's weights, with the observation statistics that it normalises by."""
-        return {**self.vectorizer.unpack(np.asarray(self.params)), **self._statistics()}
-
-    def _statistics(self) -> Params:
-        if not self.normalizes:
-            return {}
-        mean, std = self.observations.mean, self.observations.std
-        return {"observation/mean": mean.astype(np.float32), "observation/std": std.astype(np.float32)}
+        return {**self.vectorizer.unpack(np.asarray(self.params)), **self.normalizer.statistics()}
 
     def learn(self, fragments: list[Fragment]) -> dict[str, float]:
         """One iteration's updates from exactly `self.fragments` fragments."""
@@ -159,10 +150,8 @@ class PPO:
         left = max(left, 0.0)
         learning_rate = config.learning_rate * (left if config.learning_rate_schedule == "linear" else 1.0)
         clip = config.clip * (left if config.clip_schedule == "linear" else 1.0)
-        if config.normalize_rewards:
-            self.returns = self.returns.merge(Moments.of(batch.pop("discounted")[batch["valid"]]))
-            batch["rewards"] = np.clip(batch["rewards"] / np.float32(self.returns.std), -10, 10)
-        statistics = self._statistics()
+        self.normalizer.scale_rewards(batch)
+        statistics = self.normalizer.statistics()
         params, optimizer_state, history, explained = self._jitted_update(
             self.params, self.optimizer_state, batch, statistics, self._orders(), learning_rate, clip
         )
@@ -170,9 +159,7 @@ class PPO:
         if not np.isfinite(history).all():
             raise TrainingError("the loss is not a number any more; a smaller learning_rate usually helps")
         self.params, self.optimizer_state = params, optimizer_state
-        if self.normalizes:
-            seen = batch["observations"][:-1]
-            self.observations = self.observations.merge(Moments.of(seen.reshape(-1, *seen.shape[2:])))
+        self.normalizer.look(batch)
         self.steps += int(batch["valid"].sum())
         return {
             **dict(zip(STEP_METRICS, history.mean(0).tolist(), strict=True)),
@@ -228,16 +215,15 @@ class PPO:
 
         carry = (params, optimizer_state, jnp.asarray(True))
         (params, optimizer_state, _), history = jax.lax.scan(gradient_step, carry, orders)
-        return params, optimizer_state, history, explained_variance(rows)
+        explained = explained_variance(rows["returns"], rows["advantages"], rows["valid"])
+        return params, optimizer_state, history, explained
 
     def _rows(self, weights: Params, batch: Params) -> Params:
         """What minibatches are drawn from, `[L, columns, ...]`: whole sequences (L = T) for a recurrent policy, single
         steps (L = 1) otherwise."""
         config = self.config
-        values = self._values(weights, batch)  # [T+1, B]
-        next_values = jnp.where(jnp.isnan(batch["bootstrap"]), values[1:], batch["bootstrap"])
-        ends = batch["terminated"], batch["truncated"]
-        advantages = gae(batch["rewards"], values[:-1], next_values, *ends, config.gamma, config.gae_lambda)
+        values = values_of(self.network, weights, batch)  # [T+1, B]
+        advantages = advantages_of(values, batch, config.gamma, config.gae_lambda)
         rows = {
             "observations": batch["observations"][:-1],
             "first": batch["first"][:-1],
@@ -290,49 +276,17 @@ class PPO:
         zeros = jax.tree.map(jnp.zeros_like, params), jnp.zeros(len(STEP_METRICS) - 2)
         return jax.lax.scan(add, zeros, chunks)[0]
 
-    def _values(self, weights: Params, batch: Params) -> jax.Array:
-        """Values `[T+1, B]` of every observation in the batch."""
-        observations, network = batch["observations"], self.network
-        if network.convolutions and network.recurrent == "none":
-            flat = observations.reshape(-1, *observations.shape[2:])
-            features = jax.lax.map(
-                lambda row: network.features(weights, row[None], jnp)[0], flat, batch_size=IMAGE_CHUNK
-            ).reshape(*observations.shape[:2], -1)
-        else:
-            features = network.unroll(weights, observations, batch["state"], batch["first"])
-        return network.value(weights, features, jnp)
-
     def state(self) -> State:
         """Weights, optimiser, statistics, counters and the random generator."""
         arrays = {"params": self.params, **self.optimizer_state.arrays("optimizer")}
         arrays = {name: np.asarray(array) for name, array in arrays.items()}
-        arrays |= self.observations.arrays("observations") | self.returns.arrays("returns")
-        return State(arrays, {"steps": self.steps, "rng": self.rng.bit_generator.state})
+        return State(arrays | self.normalizer.arrays(), {"steps": self.steps, "rng": self.rng.bit_generator.state})
 
     def restore(self, state: State) -> None:
         """Continue from what `state` returned."""
         arrays = state.arrays
         self.params = jnp.asarray(arrays["params"])
         self.optimizer_state = AdamState.from_arrays("optimizer", arrays)
-        self.observations = Moments.from_arrays("observations", arrays)
-        self.returns = Moments.from_arrays("returns", arrays)
+        self.normalizer.restore(arrays)
         self.steps = state.facts["steps"]
         self.rng.bit_generator.state = state.facts["rng"]
-
-
-def explained_variance(rows: Params) -> jax.Array:
-    """The share of the returns' variance that the values foresaw; `returns - values` are the advantages."""
-    weight = rows["valid"] / rows["valid"].sum()
-    pair = jnp.stack([rows["returns"], rows["advantages"]])
-    centred = pair - (pair * weight).sum((1, 2), keepdims=True)
-    spread, unexplained = (centred**2 * weight).sum((1, 2))
-    return 1 - unexplained / (spread + 1e-8)
-
-
-def join(fragments: list[Fragment]) -> dict[str, np.ndarray]:
-    """One batch `[T, B, ...]` out of fragments `[T, N, ...]`, side by side."""
-    names = fragments[0].arrays
-    if len(fragments) == 1:
-        return dict(names)
-    axis = {name: 0 if name == "state" else 1 for name in names}
-    return {name: np.concatenate([part.arrays[name] for part in fragments], axis[name]) for name in names}

@@ -4,7 +4,8 @@
                                                                  \\-> value head
 
 Without images and recurrence the two heads are separate multilayer perceptrons that share nothing. A network of action
-values has them in its policy head: the greedy action is then the distribution's mode. Shapes: N is the number of
+values has them in its policy head: the greedy action is then the distribution's mode. Masks of allowed actions are the
+last columns of observations and go past all layers to the policy head's output. Shapes: N is the number of
 environments, T of time steps, F of features, S of recurrent state (0 for a policy without memory).
 """
 
@@ -19,6 +20,7 @@ import numpy as np
 
 Params = dict[str, Any]
 
+FORBIDDEN = -1e9  # log odds, or value, of an action that is not allowed: its probability is exactly zero
 NORMALISED_LIMIT = 10.0  # normalised observations are clipped to this many standard deviations, as in VecNormalize
 
 
@@ -39,6 +41,7 @@ class Network:
     value_head: bool = True
     action_values: bool = False  # the policy head gives values of actions, not their log odds: act by the highest only
     dueling: bool = False  # the value head's output is added to the policy head's, which is centred (Wang et al. 2016)
+    mask: int = 0  # last columns of an observation that say which actions are allowed: none, or as many as outputs
     squashed: bool = False  # continuous actions are the tanh of a Gaussian whose deviation the policy head gives, too
 
     @property
@@ -54,7 +57,7 @@ class Network:
             params[f"{name}/w"] = orthogonal(rng, inputs, outputs, gain)
             params[f"{name}/b"] = np.zeros(outputs, np.float32)
 
-        width = self.input_shape[-1]
+        width = self.input_shape[-1] - self.mask
         if self.convolutions:
             height, length = self.input_shape[:2]
             for index, (filters, kernel, stride) in enumerate(self.convolutions):
@@ -92,11 +95,18 @@ class Network:
         return self.value(params, features)
 
     def features(self, params: Params, x: Any, xp: Any = np) -> Any:
-        """Everything before the recurrent core, `[N, ...]` to `[N, F]`."""
+        """Everything before the recurrent core, `[N, ...]` to `[N, F]`; a mask stays behind it."""
+        if self.mask:
+            features = self._features(params, x[..., : -self.mask], xp)
+            return xp.concatenate([features, x[..., -self.mask :]], axis=-1)
+        return self._features(params, x, xp)
+
+    def _features(self, params: Params, x: Any, xp: Any) -> Any:
         if self.input_dtype == "uint8" and not self.convolutions:
             x = x.astype(np.float32) * np.float32(1 / 255)
         if "observation/mean" in params:
-            x = (x - params["observation/mean"]) / params["observation/std"]
+            width = x.shape[-1]  # of statistics that were taken with the masks
+            x = (x - params["observation/mean"][..., :width]) / params["observation/std"][..., :width]
             x = x.clip(-NORMALISED_LIMIT, NORMALISED_LIMIT)
         if self.convolutions:
             for index, (_, kernel, stride) in enumerate(self.convolutions):
@@ -109,6 +119,13 @@ class Network:
         """The recurrent core for one time step, `[N, F]` and `[N, S]`; without one, both come back as they are."""
         if self.recurrent == "none":
             return features, state
+        if self.mask:
+            features, mask = features[:, : -self.mask], features[:, -self.mask :]
+            features, state = self._core(params, features, state, xp)
+            return xp.concatenate([features, mask], axis=1), state
+        return self._core(params, features, state, xp)
+
+    def _core(self, params: Params, features: Any, state: Any, xp: Any) -> tuple[Any, Any]:
         size = self.recurrent_size
         hidden = state[:, :size]
         x = features @ params["core/x"] + params["core/b"]
@@ -145,6 +162,12 @@ class Network:
 
     def policy(self, params: Params, features: Any, xp: Any = np) -> Any:
         """Distribution parameters or action values `[..., outputs]`."""
+        if self.mask:
+            outputs = self._policy(params, features[..., : -self.mask], xp)
+            return xp.where(features[..., -self.mask :] > 0, outputs, np.float32(FORBIDDEN))
+        return self._policy(params, features, xp)
+
+    def _policy(self, params: Params, features: Any, xp: Any) -> Any:
         outputs = self._head(params, "policy", features, xp)
         if self.dueling:
             return outputs - outputs.mean(-1, keepdims=True) + self._head(params, "value", features, xp)
@@ -154,6 +177,7 @@ class Network:
 
     def value(self, params: Params, features: Any, xp: Any = np) -> Any:
         """Values `[...]`."""
+        features = features[..., : -self.mask] if self.mask else features
         return self._head(params, "value", features, xp)[..., 0]
 
     def _head(self, params: Params, name: str, x: Any, xp: Any) -> Any:

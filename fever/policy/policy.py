@@ -11,7 +11,7 @@ import numpy as np
 
 from .distributions import distribution_for
 from .networks import Network, Params
-from .spaces import Description, encode, encoded_shape
+from .spaces import Description, encode, encoded_shape, mask_width
 
 
 class Policy:
@@ -31,13 +31,17 @@ class Policy:
         """Forget: the next `act` begins new episodes."""
         self._state = None
 
-    def act(self, observation: Any, deterministic: bool = True) -> Any:
-        """One observation, as the environment gives it, to one action, as the environment takes it."""
-        return self.act_batch(_add_axis(self.observation, observation), deterministic)[0]
+    def act(self, observation: Any, deterministic: bool = True, mask: Any = None) -> Any:
+        """One observation, as the environment gives it, to one action, as the environment takes it.
 
-    def act_batch(self, observations: Any, deterministic: bool = True) -> np.ndarray:
-        """A batch of observations (a leading axis N on every leaf) to a batch of actions."""
-        return self.act_encoded(encode(self.observation, observations), None, deterministic)
+        `mask` is `info["action_mask"]`, for environments that have it; None: as the observation says, or everything.
+        """
+        masks = None if mask is None else [mask]
+        return self.act_batch(_add_axis(self.observation, observation), deterministic, masks)[0]
+
+    def act_batch(self, observations: Any, deterministic: bool = True, masks: Any = None) -> np.ndarray:
+        """A batch of observations (a leading axis N on every leaf), and N masks, to a batch of actions."""
+        return self.act_encoded(encode(self.observation, observations, masks), None, deterministic)
 
     def act_encoded(self, encoded: np.ndarray, first: np.ndarray | None, deterministic: bool) -> np.ndarray:
         """Encoded observations `[N, ...]` to actions; `first` `[N]` marks the rows where an episode begins."""
@@ -73,7 +77,8 @@ def network_for(observation: Description, action: Description, **settings: Any) 
     """A network that fits a pair of spaces; `settings` are the remaining fields of `Network`."""
     shape, dtype = encoded_shape(observation)
     distribution = distribution_for(action)
-    return Network(input_shape=shape, input_dtype=str(dtype), outputs=distribution.outputs, **settings)
+    mask = mask_width(observation)
+    return Network(input_shape=shape, input_dtype=str(dtype), outputs=distribution.outputs, mask=mask, **settings)
 
 
 def _tuples(value: Any) -> Any:
@@ -81,6 +86,10 @@ def _tuples(value: Any) -> Any:
 
 
 def _add_axis(description: Description, observation: Any) -> Any:
+    if description["type"] == "masked":
+        batch = _add_axis(description["observation"], observation)
+        key = description["key"]
+        return batch if key is None else {**batch, key: np.asarray(observation[key])[None]}
     if description["type"] == "dict":
         return {key: _add_axis(part, observation[key]) for key, part in description["spaces"].items()}
     if description["type"] == "tuple":

@@ -11,6 +11,9 @@ encodes observations and decodes actions without Gymnasium and without the envir
 | Discrete, MultiDiscrete | `{"type": "discrete", "sizes", "starts", "shape"}` | float32 one-hots `[N, sum(sizes)]` |
 | MultiBinary | `{"type": "binary", "shape"}` | float32 `[N, size]` |
 | Dict, Tuple | `{"type": "dict"/"tuple", "spaces"}` | float32, the parts side by side |
+| all but images, masked | `{"type": "masked", "observation", "sizes", "key"}` | float32, the mask behind the rest |
+
+A mask says which actions are allowed, 1 or 0 for each; it comes in an observation's part `key`, or else in the info.
 """
 
 from __future__ import annotations
@@ -57,6 +60,24 @@ def describe(space: Any) -> Description:
     )
 
 
+def with_mask(observation: Description, action: Description, key: str | None) -> Description:
+    """Describe observations that come with a mask of actions; raises ValueError where there is no use for one."""
+    if action["type"] not in ("discrete", "binary"):
+        raise ValueError("an action mask needs a Discrete, MultiDiscrete or MultiBinary action space")
+    if observation["type"] == "image":
+        raise ValueError("an action mask beside an image is not supported; flatten the image, or give it as floats")
+    if key is not None:
+        parts = {name: part for name, part in observation["spaces"].items() if name != key}
+        observation = {"type": "dict", "spaces": parts}
+    sizes = action["sizes"] if action["type"] == "discrete" else [2] * _size(action)
+    return {"type": "masked", "observation": observation, "sizes": sizes, "key": key}
+
+
+def mask_width(description: Description) -> int:
+    """How many columns at the end of an encoded observation are its mask."""
+    return len(description["sizes"]) * max(description["sizes"]) if description["type"] == "masked" else 0
+
+
 def _bounds(values: np.ndarray) -> list[float | None]:
     """Bounds as JSON numbers; infinite ones are null, which JSON has and infinity it has not."""
     return [float(value) if np.isfinite(value) else None for value in values.ravel()]
@@ -82,6 +103,8 @@ def encoded_shape(description: Description) -> tuple[tuple[int, ...], np.dtype]:
 
 def _size(description: Description) -> int:
     kind = description["type"]
+    if kind == "masked":
+        return _size(description["observation"]) + mask_width(description)
     if kind == "discrete":
         return sum(description["sizes"])
     if kind == "dict":
@@ -101,12 +124,18 @@ def native_shape(description: Description) -> tuple[int, ...]:
     return tuple(description["shape"])
 
 
-def encode(description: Description, observations: Any) -> np.ndarray:
+def encode(description: Description, observations: Any, masks: Any = None) -> np.ndarray:
     """Encode a batch of observations; the leading axis of every leaf is the batch.
 
+    `masks` are those of a masked space, one for each row; None: as the observations say, or else everything is allowed.
     Raises ValueError with a sentence about the observation when its shape, type or values do not fit the space.
     """
     kind = description["type"]
+    if kind == "masked":
+        rows = _as_floats(encode(description["observation"], observations))
+        if masks is None and description["key"] is not None:
+            masks = observations[description["key"]]
+        return np.concatenate([rows, _encode_masks(description["sizes"], masks, len(rows))], axis=1)
     if kind == "dict" or kind == "tuple":
         parts = description["spaces"]
         pairs = parts.items() if kind == "dict" else enumerate(parts)
@@ -118,8 +147,7 @@ def encode(description: Description, observations: Any) -> np.ndarray:
                 raise ValueError(f"the observation has no part {key!r}") from error
             except ValueError as error:
                 raise ValueError(f"in part {key!r}, {error}") from error
-            column = column.reshape(len(column), -1)
-            columns.append(column.astype(np.float32) / 255 if column.dtype == np.uint8 else column)
+            columns.append(_as_floats(column))
         return np.concatenate(columns, axis=1)
     array = np.asarray(observations)
     if array.shape[1:] != native_shape(description):
@@ -143,6 +171,30 @@ def encode(description: Description, observations: Any) -> np.ndarray:
         return array.reshape(len(array), -1)
     _require_kind(array, "fiub", "numbers")
     return array.reshape(len(array), -1).astype(np.float32, copy=False)
+
+
+def _as_floats(column: np.ndarray) -> np.ndarray:
+    column = column.reshape(len(column), -1)
+    return column.astype(np.float32) / 255 if column.dtype == np.uint8 else column
+
+
+def _encode_masks(sizes: list[int], masks: Any, count: int) -> np.ndarray:
+    """Masks of all choices, each a flat array or one array per choice, to float32 `[N, K * max(sizes)]`."""
+    allowed = np.zeros((count, len(sizes), max(sizes)), np.float32)
+    if masks is None:
+        masks = np.ones((count, sum(sizes)))
+    elif not isinstance(masks, np.ndarray):
+        masks = np.array([np.concatenate(mask) if isinstance(mask, tuple) else np.ravel(mask) for mask in masks])
+    flat = masks.reshape(count, -1)
+    if flat.shape[1] != sum(sizes):
+        raise ValueError(f"the action mask has {flat.shape[1]} entries for {sum(sizes)} actions")
+    place = 0
+    for choice, size in enumerate(sizes):
+        allowed[:, choice, :size] = flat[:, place : place + size] > 0
+        place += size
+    if not allowed.any(2).all():
+        raise ValueError("the action mask allows no action")
+    return allowed.reshape(count, -1)
 
 
 def _require_kind(array: np.ndarray, kinds: str, wanted: str) -> None:
