@@ -10,7 +10,7 @@ import difflib
 import math
 import re
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -99,7 +99,9 @@ class RunConfig(Settings):
     env_kwargs: dict[str, Any] = setting({}, "arguments for the environment's constructor")
     algo: str = setting("ppo", "algorithm; `fever config` lists them")
     settings: dict[str, Any] = setting({}, "the algorithm's own settings; `fever config ALGO` lists them")
-    workers: int | Literal["auto"] = setting(0, "sampler processes; 0: in this process, auto: measure and decide", ge=0)
+    workers: Annotated[int, Field(ge=0)] | Literal["auto"] = setting(
+        0, "sampler processes; 0: in this process, auto: measure and decide"
+    )
     envs: int = setting(8, "environments per worker, stepped together", "rl-zoo, PPO CartPole-v1", gt=0)
     seed: int = setting(0, "the one seed that all others are derived from", ge=0)
     stop: Stop = setting(Stop(), "stop rules")
@@ -126,7 +128,11 @@ def validate(model: type[Model], values: dict[str, Any], what: str) -> Model:
 
 
 def _sentence(model: type[BaseModel], error: Any, what: str) -> str:
-    path = [str(part) for part in error["loc"] if not str(part).startswith(("int", "float", "literal", "function"))]
+    path = [
+        str(part)
+        for part in error["loc"]
+        if not str(part).startswith(("int", "float", "literal", "function", "constrained"))
+    ]
     name = ".".join(path)
     if error["type"] == "extra_forbidden":
         for part in path[:-1]:

@@ -22,7 +22,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from fever.errors import ContractError, FeverError
-from fever.policy.spaces import Description, describe, encode, native_shape, with_mask
+from fever.policy.spaces import Description, describe, encode, last_mask, native_shape, with_mask
 
 MASK = "action_mask"  # name of a mask of allowed actions, in infos or in a Dict observation
 EXTRAS = {"mujoco": "mujoco", "box2d": "box2d", "Box2D": "box2d", "pygame": "render", "ale_py": "atari"}
@@ -134,7 +134,7 @@ class LoopEnvs:
 
     def reset(self, seeds: list[int]) -> np.ndarray:
         observations, infos = zip(*(self._reset(index, seed) for index, seed in enumerate(seeds)), strict=True)
-        if MASK in infos[0] and self.masks is None:
+        if MASK in infos[0] and self.observation["type"] != "masked":
             self.observation = describe_mask(self.name, self.observation, self.action)
             self.masks = [None] * self.count
         for index, info in enumerate(infos):
@@ -174,21 +174,24 @@ class LoopEnvs:
                 ) from error
             if ended or cut:
                 terminated[index], truncated[index] = ended, cut
-                final[index] = self._encode([observation], index)[0]
                 if not isinstance(info, dict):
                     raise self._broken("info must be a dictionary", index)
+                final[index] = self._encode([observation], index, info.get(MASK))[0]
                 infos[index] = info
                 if self.autoreset:
                     observation, info = self._reset(index)
             if self.masks is not None and (self.autoreset or index not in final):
                 self._keep_mask(index, info)
             observations.append(observation)
-        return Step(self._encode(observations), rewards, terminated, truncated, final, infos)
+        here = final[0][None] if final and not self.autoreset else self._encode(observations)
+        return Step(here, rewards, terminated, truncated, final, infos)
 
-    def _encode(self, observations: list[Any], last: int | None = None) -> np.ndarray:
+    def _encode(self, observations: list[Any], last: int | None = None, mask: Any = None) -> np.ndarray:
         """Encode the observations of all environments, or the last one of an episode in environment `last`."""
-        everything = [np.ones(self._actions)] if last is not None and self._actions else None  # no action follows
-        masks = everything if last is not None else self.masks
+        masks = self.masks
+        if last is not None and self.observation["type"] == "masked":
+            key = self.observation["key"]
+            masks = [last_mask(self.observation, mask if key is None else dict(observations[0] or {}).get(key))]
         try:
             return encode(self.observation, _stack(self.observation, observations), masks)
         except ValueError as error:
@@ -199,11 +202,6 @@ class LoopEnvs:
                 except ValueError as found:
                     raise self._broken(str(found), index if last is None else last) from error
             raise
-
-    @property
-    def _actions(self) -> int:
-        """Entries of a mask; 0 where there are none."""
-        return sum(self.observation["sizes"]) if self.observation["type"] == "masked" else 0
 
     def _broken(self, what: str, index: int) -> ContractError:
         return ContractError(f"{self.name} breaks its contract at step {self.steps} of environment {index}: {what}")
@@ -250,7 +248,7 @@ class NativeEnvs:
                 infos[index] = _info_of(ending, index)
                 if not self.next_step:
                     last = _stack(self.observation, [info["final_obs"][index]])
-                    final[index] = self._encode(last, {}, np.array([True]))[0]
+                    final[index] = self._encode(last, {MASK: [infos[index].get(MASK)]}, np.array([True]))[0]
         over = terminated | truncated if self.next_step else None
         encoded = self._encode(observations, info, over).copy()  # it may use its own again
         rewards = np.array(rewards, np.float32)
@@ -261,11 +259,14 @@ class NativeEnvs:
         masks = None
         try:
             if self.observation["type"] == "masked":
-                key, count = self.observation["key"], sum(self.observation["sizes"])
+                key = self.observation["key"]
                 masks = observations.get(key) if key else info.get(MASK)
-                masks = np.ones((1, count)) if masks is None else np.array(list(masks)).reshape(-1, count)
-                if over is not None:
-                    masks = np.where(over[:, None], 1, masks)
+                if masks is None:
+                    raise ValueError(f"there is no {MASK}, which there was at first")
+                if (over is not None and over.any()) or not isinstance(masks, np.ndarray) or masks.dtype == object:
+                    masks = list(masks)
+                    for index in () if over is None else np.flatnonzero(over).tolist():
+                        masks[index] = last_mask(self.observation, masks[index])
             return encode(self.observation, observations, masks)
         except ValueError as error:
             raise ContractError(f"{self.name} breaks its contract at step {self.steps}: {error}") from error
@@ -476,7 +477,12 @@ def _stack(description: Description, observations: list[Any]) -> Any:
     """A list of N single observations to one batch with a leading axis N on every leaf."""
     if description["type"] == "masked":
         batch, key = _stack(description["observation"], observations), description["key"]
-        return batch if key is None else {**batch, key: np.array([item[key] for item in observations])}
+        if key is None:
+            return batch
+        try:
+            return {**batch, key: np.array([item[key] for item in observations])}
+        except KeyError as error:
+            raise ValueError(f"the observation has no part {key!r}") from error
     if description["type"] in ("dict", "tuple"):
         parts = description["spaces"]
         pairs = parts.items() if description["type"] == "dict" else enumerate(parts)

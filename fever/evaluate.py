@@ -86,7 +86,7 @@ def record(checkpoint: Checkpoint, source: EnvSource, path: Path, steps: int, se
         try:
             spaces = describe_spaces(source.name, env.observation_space, env.action_space)
             observation, info = env.reset(seed=seed)
-            if MASK in info:
+            if MASK in info and spaces[0]["type"] != "masked":
                 spaces = describe_mask(source.name, *spaces), spaces[1]
             check_spaces(checkpoint.manifest["policy"], *spaces, source.name, checkpoint.path)
             frames.append(_frame(env, source.name))

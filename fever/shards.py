@@ -28,7 +28,7 @@ from fever.explorer import Explorer
 from fever.policy import Params
 from fever.replay import Batch, ReplayBuffer, ReplaySpec
 from fever.sampler import Report
-from fever.workers import RayPool, WorkerActor, search_path
+from fever.workers import BusyPool, WorkerActor, search_path
 
 AHEAD = 2  # calls that an explorer, and draws that a shard, has in hand
 SLACK = 4  # draws by which either side may run ahead of the ratio
@@ -84,24 +84,21 @@ class ShardActor:
         self.buffer.restore(arrays)
 
 
-class RayExperience(RayPool, Experience):
+class RayExperience(BusyPool, Experience):
     """Explorers and shards as Ray actors; a thread of this process hands out their work."""
 
     def __init__(self, spec: ExperienceSpec, workers: int, generation: int = 0) -> None:
         Experience.__init__(self, spec)
-        RayPool.__init__(self, workers, generation)
+        BusyPool.__init__(self, workers, generation)
         self.lives = [generation] * spec.shards
         self.shards = [self._start_shard(index) for index in range(spec.shards)]
         self.measures: list[dict[str, float]] = [{} for _ in self.shards]
         self.ready: queue.SimpleQueue[Draw] = queue.SimpleQueue()
         self.hungry: set[int] = set()  # shards that have nothing to draw
         self.turns = list(range(spec.shards))  # the shard that was drawn from longest ago comes first
-        self.failure: BaseException | None = None
-        self.closing = threading.Event()
         self.exploring: dict[Any, int] = {}  # call -> worker
         self.drawing: dict[Any, tuple[int, int]] = {}  # call -> shard, its life
         self.reports_lock = threading.Lock()
-        self.thread = threading.Thread(target=self._run, name="experience", daemon=True)
         self.start_all()
 
     def start(self, index: int) -> Any:
@@ -118,12 +115,10 @@ class RayExperience(RayPool, Experience):
 
     def publish(self, params: Params, version: int, epsilons: np.ndarray) -> None:
         self.params, self.version, self.epsilons = self.ray.put(params), version, epsilons
-        if self.thread.ident is None:
-            self.thread.start()
+        self.start_thread()
 
     def draw(self) -> Draw | None:
-        if self.failure is not None:
-            raise self.failure
+        self.check()
         try:
             return self.ready.get(timeout=PATIENCE)
         except queue.Empty:
@@ -144,21 +139,10 @@ class RayExperience(RayPool, Experience):
 
     # the thread's side
 
-    def _run(self) -> None:
-        try:
-            while not self.closing.is_set():
-                self._hand_out()
-                calls = [*self.exploring, *self.drawing]
-                if not calls:
-                    self.closing.wait(0.005)
-                elif self.ray.wait(calls, num_returns=1, timeout=0.1)[0]:
-                    for call in self.ray.wait(calls, num_returns=len(calls), timeout=0)[0]:
-                        self._take(call)
-        except BaseException as error:  # whatever it is, the learner has to hear of it
-            logging.debug("the thread that hands out work ended", exc_info=True)
-            self.failure = error
+    def calls(self) -> list[Any]:
+        return [*self.exploring, *self.drawing]
 
-    def _hand_out(self) -> None:
+    def hand_out(self) -> None:
         """Calls for explorers that have too few in hand, and draws from shards, as far as the ratio allows."""
         spec, owed = self.spec, self.owed()
         if owed < SLACK * spec.draw * len(self.shards) or self.added < spec.warmup or self.hungry:
@@ -182,7 +166,7 @@ class RayExperience(RayPool, Experience):
             drawing[index] += 1
             owed -= spec.draw
 
-    def _take(self, call: Any) -> None:
+    def take(self, call: Any) -> None:
         """What an explorer or a shard has finished, or that it died."""
         if call in self.exploring:
             index = self.exploring.pop(call)
@@ -234,9 +218,7 @@ class RayExperience(RayPool, Experience):
         self.get([shard.restore.remote(arrays) for shard, arrays in zip(self.shards, shards, strict=True)])
 
     def close(self) -> None:
-        self.closing.set()
-        if self.thread.ident is not None:
-            self.thread.join(timeout=5)
+        self.stop_thread()
         for shard in self.shards:
             self.ray.kill(shard)
         super().close()

@@ -10,6 +10,7 @@ import logging
 import os
 import secrets
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -133,6 +134,62 @@ class RayPool(Pool):
         self.actors = []
         if self.started_ray:
             ray.shutdown()
+
+
+class BusyPool(RayPool):
+    """Workers that a thread of this process keeps busy, so that they do not wait while the learner learns."""
+
+    def __init__(self, count: int, generation: int) -> None:
+        super().__init__(count, generation)
+        self.failure: BaseException | None = None  # of the thread
+        self.closing = threading.Event()
+        self.thread = threading.Thread(target=self._run, name="hand-out", daemon=True)
+
+    def calls(self) -> list[Any]:
+        """Everything that is under way."""
+        raise NotImplementedError
+
+    def hand_out(self) -> None:
+        """Give work to those that have too little; called by the thread."""
+        raise NotImplementedError
+
+    def take(self, call: Any) -> None:
+        """Take what a call brought, or replace who died of it; called by the thread."""
+        raise NotImplementedError
+
+    def start_thread(self) -> None:
+        """Begin to hand out work, if that has not begun."""
+        if self.thread.ident is None:
+            self.thread.start()
+
+    def check(self) -> None:
+        """Raise in the learner what went wrong in the thread."""
+        if self.failure is not None:
+            raise self.failure
+
+    def _run(self) -> None:
+        try:
+            while not self.closing.is_set():
+                self.hand_out()
+                calls = self.calls()
+                if not calls:
+                    self.closing.wait(0.005)
+                elif self.ray.wait(calls, num_returns=1, timeout=0.1)[0]:
+                    for call in self.ray.wait(calls, num_returns=len(calls), timeout=0)[0]:
+                        self.take(call)
+        except BaseException as error:
+            logging.debug("the thread that hands out work ended", exc_info=True)
+            self.failure = error
+
+    def stop_thread(self) -> None:
+        """Hand out nothing more; what is under way goes on."""
+        self.closing.set()
+        if self.thread.ident is not None:
+            self.thread.join(timeout=5)
+
+    def close(self) -> None:
+        self.stop_thread()
+        super().close()
 
 
 class RayWorkers(RayPool, Workers):

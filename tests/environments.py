@@ -550,3 +550,52 @@ class SameStepMasked(NextStepMasked):
     """The same as a vector environment: the step that ends an episode also resets it."""
 
     mode = AutoresetMode.SAME_STEP
+
+
+class DrawnEnv(gym.Env):
+    """Everything of an episode is drawn at its reset with a seed: its length (from 1 to 60 steps), how it ends, rewards
+    and how long it waits. The action is rewarded, too.
+
+    If there is a file `folder`/gate with a seed and a number, then the first episode with that seed waits in its first
+    step until so many others have ended or there is a file `folder`/open. Meanwhile its process is in `folder`/waiting.
+    """
+
+    observation_space = spaces.Box(-1, 1, (2,))
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, milliseconds: float = 0, folder: str | None = None) -> None:
+        self.milliseconds, self.folder = milliseconds, folder and Path(folder)
+
+    def _observe(self) -> np.ndarray:
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.seed, self.count = seed, 0
+        self.length = int(self.np_random.choice([1, 2, 5, 12, 60], p=[0.2, 0.2, 0.3, 0.2, 0.1]))
+        self.terminates = bool(self.np_random.integers(2))
+        self.pause = self.milliseconds * self.np_random.integers(3)
+        return self._observe(), {}
+
+    def step(self, action: Any) -> Any:
+        time.sleep(self.pause / 1000)
+        if self.count == 0 and self.folder and (self.folder / "gate").exists():
+            self._wait(self.folder)
+        self.count += 1
+        ended = self.count == self.length
+        if ended and self.folder:
+            (self.folder / f"ended-{self.seed}").touch()
+        reward = float(self.np_random.normal() + action)
+        return self._observe(), reward, ended and self.terminates, ended and not self.terminates, {}
+
+    def _wait(self, folder: Path) -> None:
+        gate, others = map(int, (folder / "gate").read_text().split())
+        deadline = time.monotonic() + 60
+        if self.seed != gate or (folder / "waiting").exists():
+            return
+        (folder / "pid").write_text(str(os.getpid()))
+        (folder / "pid").rename(folder / "waiting")
+        while not (folder / "open").exists() and len(list(folder.glob("ended-*"))) < others:
+            if time.monotonic() > deadline:
+                raise TimeoutError("the gate stays closed")
+            time.sleep(0.01)

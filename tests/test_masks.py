@@ -17,7 +17,7 @@ from gymnasium import spaces
 
 import fever
 import fever.layout
-from fever.envs import EnvContext, Envs, EnvSource, make_envs
+from fever.envs import EnvContext, Envs, EnvSource, make_envs, make_one
 from fever.errors import ContractError, FeverError
 from fever.evaluate import evaluate, source_of
 from fever.explorer import Exploration, Explorer
@@ -39,6 +39,15 @@ SOURCES = [EnvSource(target, {"where": where}) for target in (MaskedEnv, *NATIVE
     EnvSource(MaskedEnv, {"action_space": "multibinary", "where": "dict"}),
 ]
 everywhere = pytest.mark.parametrize("source", SOURCES, ids=str)
+FAULTS = {
+    "size": "the action mask has 4 entries for 3 actions",
+    "nothing": "the action mask allows no action",
+    "missing": "there is no action_mask, which there was at first",
+}
+MISSING = {
+    "info": "info has no action_mask, which it had at first",
+    "dict": "the observation has no part 'action_mask'",
+}
 TINY: dict[str, dict[str, Any]] = {
     "ppo": {"steps": 16, "minibatch": 64, "epochs": 2, "hidden": (8,)},
     "dqn": {"hidden": (8,), "batch": 16, "updates": 4, "warmup": 50, "buffer": 500, "report_steps": 100},
@@ -97,36 +106,18 @@ def test_a_mask_is_the_last_columns_of_an_observation(space: str, mask: Any, col
 
 
 @pytest.mark.parametrize("at", [0, 3, 8])  # at the first reset, in a step, at a reset
-@pytest.mark.parametrize(
-    ("where", "fault", "message"),
-    [
-        ("info", "size", "the action mask has 4 entries for 3 actions"),
-        ("info", "nothing", "the action mask allows no action"),
-        ("info", "missing", "info has no action_mask, which it had at first"),
-        ("dict", "size", "the action mask has 4 entries for 3 actions"),
-        ("dict", "nothing", "the action mask allows no action"),
-        ("dict", "missing", "the observation has no part 'action_mask'"),
-    ],
-)
-def test_a_broken_mask_is_refused_with_its_step_and_environment(where: str, fault: str, message: str, at: int) -> None:
-    envs = make(where=where, fault=fault, at=at, only=1)
-    with pytest.raises(ContractError, match=f":MaskedEnv .* at step {at} of environment 1: {message}$"):
+@pytest.mark.parametrize("fault", ["size", "nothing", "missing"])
+@pytest.mark.parametrize("where", ["info", "dict"])
+def test_a_broken_mask_is_refused_with_its_step_and_environment(where: str, fault: str, at: int) -> None:
+    envs, said = make(where=where, fault=fault, at=at, only=1), {**FAULTS, "missing": MISSING[where]}[fault]
+    with pytest.raises(ContractError, match=f":MaskedEnv .* at step {at} of environment 1: {said}$"):
         time_steps(envs)
 
 
-@pytest.mark.parametrize(
-    ("fault", "at", "message"),
-    [
-        ("size", 0, "the action mask has 4 entries for 3 actions"),
-        ("size", 3, "the action mask has 4 entries for 3 actions"),
-        ("nothing", 0, "the action mask allows no action"),
-        ("nothing", 3, "the action mask allows no action"),
-        ("missing", 3, "there is no action_mask, which there was at first"),
-    ],
-)
+@pytest.mark.parametrize(("fault", "at"), [("size", 0), ("size", 3), ("nothing", 0), ("nothing", 3), ("missing", 3)])
 @pytest.mark.parametrize("target", NATIVE)
-def test_a_broken_mask_of_a_vector_environment_is_refused(target: Any, fault: str, at: int, message: str) -> None:
-    with pytest.raises(ContractError, match=f" at step {at}: {message}$"):
+def test_a_broken_mask_of_a_vector_environment_is_refused(target: Any, fault: str, at: int) -> None:
+    with pytest.raises(ContractError, match=f" at step {at}: {FAULTS[fault]}$"):
         time_steps(make(target, fault=fault, at=at))
 
 
@@ -164,6 +155,14 @@ def test_the_last_mask_of_an_episode_counts_if_it_allows_anything(target: Any, w
     assert any((mask == 0).any() for mask in masks)
 
 
+@pytest.mark.parametrize("where", ["info", "dict"])
+def test_the_last_mask_before_a_reset_by_hand_may_allow_nothing(where: str) -> None:
+    envs = make_one(EnvSource(MaskedEnv, {"where": where, "length": 1}), EnvContext())
+    for seed in range(3):
+        step = envs.step(envs.reset([seed])[:, -3:].argmax(1) + 5)
+        np.testing.assert_array_equal(step.observations[0, :3], step.final[0][:3])
+
+
 # Networks.
 
 
@@ -186,12 +185,8 @@ def test_allowed_outputs_and_values_are_those_without_a_mask(core: str, dueling:
     allowed, plain = masks.reshape(3, 12, -1), replace(network, input_shape=(2,), mask=0)
     params = weights(network)
     cut = {name: value[:2] if name.startswith("observation/") else value for name, value in params.items()}
-    assert {name: value.shape for name, value in plain.init(np.random.default_rng(0)).items()}.items() <= {
-        name: value.shape for name, value in cut.items()
-    }.items()
     state, other = network.initial_state(12), plain.initial_state(12)
-    first = np.zeros((3, 12), bool)
-    features = network.unroll(params, jnp.asarray(observations), state, first)
+    features = network.unroll(params, jnp.asarray(observations), state, np.zeros((3, 12), bool))
     there, values = network.policy(params, features, jnp), network.value(params, features, jnp)
     for t, rows in enumerate(observations):
         np.testing.assert_array_equal(network.values(params, rows, state), plain.values(cut, rows[:, :2], other))
@@ -233,10 +228,7 @@ def test_forbidden_actions_have_no_gradient(space: str) -> None:
     distribution, old = distribution_for(describe(SPACES[space])), weights(network, 1)
 
     def total(params: Params, row: Any) -> Any:
-        def outputs(params: Params) -> Any:
-            return network.policy(params, network.features(params, row, jnp), jnp)
-
-        here, before = outputs(params), outputs(old)
+        here, before = (network.policy(side, network.features(side, row, jnp), jnp) for side in (params, old))
         actions = distribution.mode(before)
         parts = distribution.log_prob(here, actions, jnp), distribution.entropy(here, jnp)
         return sum(parts) + distribution.kl(before, here, jnp) + here.reshape(-1)[actions[0]]
@@ -316,10 +308,9 @@ def test_training_and_evaluation_keep_to_masks(algo: str, target: Any, more: dic
     result = fever.train(target, algo, envs=4, runs=tmp_path, stop={"steps": 600}, **TINY[algo], **more)
     run = Run.open(result.run.path)
     assert all(np.isfinite(value).all() for value in result.policy.params.values())
-    assert len(evaluate(run.checkpoint(), source_of(run), 10).returns) == 10
-    assert len(evaluate(run.checkpoint(), source_of(run), 10, deterministic=False).returns) == 10
     env, policy = MaskedEnv(**more.get("env_kwargs", {})), fever.load(run.path)
     for deterministic in (True, False):
+        assert len(evaluate(run.checkpoint(), source_of(run), 10, deterministic=deterministic).returns) == 10
         observation, info = env.reset(seed=0)
         over = False
         while not over:

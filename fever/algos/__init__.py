@@ -25,6 +25,8 @@ from fever.workers import Pool
 ALGORITHMS = {
     "ppo": "fever.algos.ppo:PPO",
     "trpo": "fever.algos.trpo:TRPO",
+    "impala": "fever.algos.impala:Impala",
+    "appo": "fever.algos.impala:APPO",
     "dqn": "fever.algos.dqn:DQN",
     "apex": "fever.algos.apex:Apex",
     "sac": "fever.algos.sac:SAC",

@@ -68,6 +68,8 @@ def with_mask(observation: Description, action: Description, key: str | None) ->
         raise ValueError("an action mask beside an image is not supported; flatten the image, or give it as floats")
     if key is not None:
         parts = {name: part for name, part in observation["spaces"].items() if name != key}
+        if not parts:
+            raise ValueError("its observation is an action mask and nothing else")
         observation = {"type": "dict", "spaces": parts}
     sizes = action["sizes"] if action["type"] == "discrete" else [2] * _size(action)
     return {"type": "masked", "observation": observation, "sizes": sizes, "key": key}
@@ -184,7 +186,7 @@ def _encode_masks(sizes: list[int], masks: Any, count: int) -> np.ndarray:
     if masks is None:
         masks = np.ones((count, sum(sizes)))
     elif not isinstance(masks, np.ndarray):
-        masks = np.array([np.concatenate(mask) if isinstance(mask, tuple) else np.ravel(mask) for mask in masks])
+        masks = np.array([np.hstack(mask) if isinstance(mask, tuple) else np.ravel(mask) for mask in masks])
     flat = masks.reshape(count, -1)
     if flat.shape[1] != sum(sizes):
         raise ValueError(f"the action mask has {flat.shape[1]} entries for {sum(sizes)} actions")
@@ -195,6 +197,15 @@ def _encode_masks(sizes: list[int], masks: Any, count: int) -> np.ndarray:
     if not allowed.any(2).all():
         raise ValueError("the action mask allows no action")
     return allowed.reshape(count, -1)
+
+
+def last_mask(description: Description, mask: Any) -> Any:
+    """The mask of an episode's last observation, whose value may count; everything, where it allows nothing."""
+    try:
+        _encode_masks(description["sizes"], [mask], 1)
+    except (ValueError, TypeError):
+        return np.ones(sum(description["sizes"]))
+    return mask
 
 
 def _require_kind(array: np.ndarray, kinds: str, wanted: str) -> None:

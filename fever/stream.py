@@ -1,0 +1,146 @@
+"""A stream of fragments from samplers that never wait for the learner.
+
+The thread of `BusyPool` gives every sampler its next call, with the newest weights, before the last one ends. Finished
+fragments wait in a queue of bounded length and bounded age: what the learner does not get to in time is dropped, the
+oldest first, so a slow learner learns from fresh experience and a slow sampler holds up nobody.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from typing import Any
+
+from fever.policy import Params
+from fever.policy.spaces import Description
+from fever.sampler import Fragment, Sampler, SamplerSpec
+from fever.workers import BusyPool, Pool, SamplerActor, search_path
+
+AHEAD = 2  # calls that a sampler has in hand
+PATIENCE = 0.2  # seconds between two looks at whether the thread still lives
+
+
+class Stream(Pool):
+    """What an asynchronous algorithm sees of the samplers."""
+
+    dropped = 0  # fragments that were never learned from
+    waiting = 0  # fragments in the queue
+
+    def publish(self, params: Params, version: int) -> None:
+        """Make these the weights that act from the next call on; versions go up."""
+        raise NotImplementedError
+
+    def next(self, fragments: int) -> list[Fragment]:
+        """The next fragments, as soon as there are so many."""
+        raise NotImplementedError
+
+
+class LocalStream(Stream):
+    """One sampler in this process: whatever it gives is fresh."""
+
+    def __init__(self, spec: SamplerSpec, observation: Description, action: Description, generation: int) -> None:
+        self.sampler = Sampler(spec.for_worker(0, generation), observation, action)
+
+    def publish(self, params: Params, version: int) -> None:
+        self.params, self.version = params, version
+
+    def next(self, fragments: int) -> list[Fragment]:
+        return [self.sampler.sample(self.params, self.version) for _ in range(fragments)]
+
+    def close(self) -> None:
+        self.sampler.close()
+
+
+class RayStream(BusyPool, Stream):
+    """Samplers as Ray actors that are always busy."""
+
+    def __init__(
+        self,
+        spec: SamplerSpec,
+        observation: Description,
+        action: Description,
+        count: int,
+        generation: int,
+        room: int,
+        max_lag: int,
+    ) -> None:
+        """`room` fragments wait at most, and none whose weights are more than `max_lag` versions old is given out."""
+        super().__init__(count, generation)
+        self.spec, self.spaces = spec, (observation, action)
+        self.room, self.max_lag = room, max_lag
+        self.pending: dict[Any, int] = {}  # call -> worker
+        self.queue: deque[Fragment] = deque()
+        self.arrival = threading.Condition()
+        self.version = 0
+        self.params: Any = None
+        self.start_all()
+
+    def start(self, index: int) -> Any:
+        actor = self.ray.remote(SamplerActor).options(num_cpus=1, max_restarts=0)
+        spec = self.spec.for_worker(index, self.generations[index])
+        return actor.remote(search_path(), Sampler, spec, *self.spaces)
+
+    # the learner's side
+
+    def publish(self, params: Params, version: int) -> None:
+        self.params, self.version = self.ray.put(params), version
+        self.start_thread()
+
+    def next(self, fragments: int) -> list[Fragment]:
+        with self.arrival:
+            while True:
+                self.check()
+                while self.queue and self.queue[0].version < self.version - self.max_lag:
+                    self.queue.popleft()
+                    self.dropped += 1
+                if len(self.queue) >= fragments:
+                    return [self.queue.popleft() for _ in range(fragments)]
+                self.arrival.wait(PATIENCE)
+
+    @property
+    def waiting(self) -> int:  # type: ignore[override]
+        return len(self.queue)
+
+    # the thread's side
+
+    def calls(self) -> list[Any]:
+        return list(self.pending)
+
+    def hand_out(self) -> None:
+        busy = Counter(self.pending.values())
+        for index, actor in enumerate(self.actors):
+            for _ in range(AHEAD - busy[index]):
+                self.pending[actor.sample.remote(self.params, self.version)] = index
+
+    def take(self, call: Any) -> None:
+        if call not in self.pending:  # of a sampler that was replaced meanwhile
+            return
+        index = self.pending.pop(call)
+        try:
+            fragment = self.get(call)
+        except self.lost as error:
+            self.pending = {other: worker for other, worker in self.pending.items() if worker != index}
+            self.replace(index, error)
+            return
+        self.deaths[index] = 0
+        with self.arrival:
+            self.queue.append(fragment)
+            while len(self.queue) > self.room:
+                self.queue.popleft()
+                self.dropped += 1
+            self.arrival.notify()
+
+
+def make_stream(
+    spec: SamplerSpec,
+    observation: Description,
+    action: Description,
+    count: int,
+    generation: int,
+    room: int,
+    max_lag: int,
+) -> Stream:
+    """The pool for a number of workers; 0 means this process and no Ray."""
+    if count == 0:
+        return LocalStream(spec, observation, action, generation)
+    return RayStream(spec, observation, action, count, generation, room, max_lag)

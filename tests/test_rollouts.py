@@ -1,0 +1,529 @@
+"""Whole episodes: what one rollout holds, and that a batch of them is the same whoever makes it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fever
+from fever.algos import Task
+from fever.algos.fragments import chain
+from fever.algos.trpo import TRPO, TRPOConfig
+from fever.envs import EnvContext, EnvSource, make_envs
+from fever.errors import ContractError
+from fever.normalize import Moments
+from fever.policy import Params, distribution_for
+from fever.rollouts import ROLLOUT_STREAM, EpisodeRunner, LocalRollouts, RayRollouts, Rollouts, make_rollouts
+from fever.sampler import Fragment, SamplerSpec
+from fever.trainer import resume
+from fever.workers import start_ray
+from tests.environments import (
+    BrokenEnv,
+    CounterEnv,
+    DrawnEnv,
+    IdentityEnv,
+    InfoEnv,
+    NextStepCounters,
+    SameStepCounters,
+    TimeLimitEnv,
+)
+
+DRAWN = "tests.environments:DrawnEnv"
+LIMIT = 60  # seconds that anything here may take on a busy machine
+SIZES = {"observations": 1, "first": 1}  # rows more than steps
+on_ray = pytest.mark.xdist_group("rollouts")  # one Ray for all of them
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Any]:
+    """One Ray for all tests of this module that need it."""
+    assert start_ray(4)
+    import ray
+
+    yield ray
+    ray.shutdown()
+
+
+def algorithm(source: EnvSource, **settings: Any) -> TRPO:
+    probe = make_envs(source, 1, EnvContext())
+    probe.reset([0])
+    probe.close()
+    settings = {"hidden": (8,), "timesteps_per_batch": 100, **settings}
+    return TRPO(TRPOConfig(**settings), Task(source.name, probe.observation, probe.action, 1, 0, 0, None))
+
+
+def spec_of(learner: TRPO, source: EnvSource, **fields: Any) -> SamplerSpec:
+    return SamplerSpec(
+        **{"source": source, "network": learner.network, "envs": 1, "steps": 1, "gamma": 0.9, "seed": 0} | fields
+    )
+
+
+def weights_of(learner: TRPO, seed: int = 0) -> Params:
+    """Larger weights than at the start of training, so that actions depend on observations."""
+    rng = np.random.default_rng(seed)
+    return {
+        name: rng.normal(0, 0.7, value.shape).astype(np.float32)
+        for name, value in learner.weights().items()
+        if not name.startswith("observation/")
+    }
+
+
+def player(
+    target: Any = CounterEnv, limit: int | None = None, kwargs: dict[str, Any] | None = None, **fields: Any
+) -> tuple[EpisodeRunner, Params]:
+    source = EnvSource(target, kwargs or {})
+    learner = algorithm(source)
+    spec = spec_of(learner, source, **fields)
+    return EpisodeRunner(spec, learner.task.observation, learner.task.action, limit), weights_of(learner)
+
+
+@contextmanager
+def rollouts(count: int, kwargs: dict[str, Any] | None = None, limit: int | None = None) -> Iterator[Any]:
+    """A pool of players of drawn episodes, and the learner whose policy they act with."""
+    source = EnvSource(DRAWN, kwargs or {})
+    learner = algorithm(source)
+    pool = make_rollouts(spec_of(learner, source), learner.task.observation, learner.task.action, limit, count)
+    try:
+        yield pool, learner
+    finally:
+        pool.close()
+
+
+def wait_for(file: Path) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not file.exists():
+        assert time.monotonic() < deadline, f"no {file} within {LIMIT} s"
+        time.sleep(0.01)
+
+
+def assert_same(here: list[Fragment], there: list[Fragment]) -> None:
+    assert [part.steps for part in here] == [part.steps for part in there]
+    for one, other in zip(here, there, strict=True):
+        assert one.arrays.keys() == other.arrays.keys()
+        for name, array in one.arrays.items():
+            np.testing.assert_array_equal(array, other.arrays[name], err_msg=name)
+            assert array.dtype == other.arrays[name].dtype
+        assert one.episodes == other.episodes
+
+
+def same(here: Fragment, there: Fragment) -> bool:
+    return here.steps == there.steps and all(
+        np.array_equal(here.arrays[name], there.arrays[name], equal_nan=True)
+        for name in ("observations", "actions", "rewards")
+    )
+
+
+# One episode.
+
+
+@pytest.mark.parametrize("target", [CounterEnv, NextStepCounters])
+def test_a_rollout_holds_one_whole_episode(target: Any) -> None:
+    runner, params = player(target, worker_index=0)
+    ended, cut = runner.run(params, 7, [0, 1])
+    for part, length, episode in ((ended, 3, 0), (cut, 4, 1)):
+        arrays = part.arrays
+        assert {
+            name: len(array) - SIZES.get(name, 0) for name, array in arrays.items() if name != "state"
+        } == dict.fromkeys(arrays.keys() - {"state"}, length)
+        steps = np.arange(length + 1)
+        expected = np.stack([0 * steps, 0 * steps + episode, steps], 1)[:, None]
+        np.testing.assert_array_equal(arrays["observations"], expected)
+        np.testing.assert_array_equal(arrays["rewards"], steps[1:, None])
+        np.testing.assert_array_equal(arrays["first"][:, 0], steps == 0)
+        last = steps[1:, None] == length
+        np.testing.assert_array_equal(arrays["terminated"], last & (part is ended))
+        np.testing.assert_array_equal(arrays["truncated"], last & (part is cut))
+        assert arrays["valid"].all()
+        running = np.array([sum(0.9 ** (t - s) * (s + 1) for s in range(t + 1)) for t in range(length)])
+        np.testing.assert_allclose(arrays["discounted"][:, 0], running, rtol=1e-6)
+        outputs, _ = runner.spec.network.act(params, arrays["observations"][:-1, 0], arrays["state"])
+        log_probs = distribution_for({"type": "discrete", "sizes": [2], "starts": [0]}).log_prob(
+            outputs, arrays["actions"][:, 0]
+        )
+        np.testing.assert_allclose(arrays["log_probs"][:, 0], log_probs, rtol=1e-4, atol=1e-5)
+        assert (arrays["actions"].shape, arrays["actions"].dtype) == ((length, 1, 1), np.int32)
+        assert {array.dtype for array in (arrays["rewards"], arrays["log_probs"], arrays["observations"])} == {
+            np.dtype(np.float32)
+        }
+        assert arrays["state"].shape == (1, 0)
+        (book,) = part.episodes
+        assert (book.total_reward, book.length, book.env_index, book.info) == (
+            length * (length + 1) / 2,
+            length,
+            0,
+            {"steps": length},
+        )
+        assert (part.steps, part.version, part.worker_index) == (length, 7, 0)
+        assert part.seconds.keys() == {"env", "inference", "total"}
+    assert np.isnan(ended.arrays["bootstrap"]).all()
+    value = runner.spec.network.values(params, np.float32([[0, 1, 4]]), np.zeros((1, 0)))[0]
+    np.testing.assert_array_equal(cut.arrays["bootstrap"][:, 0], np.float32([np.nan, np.nan, np.nan, value]))
+
+
+@pytest.mark.parametrize("parity", [0, 1], ids=["terminated", "truncated"])
+def test_the_last_observation_is_that_before_a_reset_in_the_same_step(parity: int) -> None:
+    """Such an environment resets itself once more, so that all its rollouts here are its even or its odd episodes."""
+    runner, params = player(SameStepCounters)
+    if parity:
+        runner.envs.reset([0])
+    for part in runner.run(params, 0, [0, 1]):
+        length = 3 + parity
+        assert part.steps == length
+        np.testing.assert_array_equal(part.arrays["observations"][:, 0, 2], np.arange(length + 1))
+        assert len(set(part.arrays["observations"][:, 0, 1])) == 1
+        assert part.episodes[0].info == {"steps": length}
+        value = runner.spec.network.values(params, part.arrays["observations"][-1], np.zeros((1, 0)))[0]
+        assert part.arrays["truncated"][-1, 0] == parity
+        np.testing.assert_equal(part.arrays["bootstrap"][-1, 0], value if parity else np.float32(np.nan))
+
+
+@pytest.mark.parametrize("target", [CounterEnv, NextStepCounters, SameStepCounters])
+def test_a_limit_cuts_and_bootstraps(target: Any) -> None:
+    runner, params = player(target, limit=2)
+    for part in runner.run(params, 0, [0, 1, 2]):
+        arrays = part.arrays
+        assert (part.steps, part.episodes[0].length, part.episodes[0].total_reward) == (2, 2, 3)
+        np.testing.assert_array_equal(arrays["observations"][:, 0, 2], [0, 1, 2])
+        assert arrays["truncated"][:, 0].tolist() == [False, True]
+        assert not arrays["terminated"].any()
+        value = runner.spec.network.values(params, arrays["observations"][-1], np.zeros((1, 0)))[0]
+        np.testing.assert_array_equal(arrays["bootstrap"][:, 0], np.float32([np.nan, value]))
+
+
+def test_a_limit_that_is_the_episode_s_length_changes_nothing() -> None:
+    (runner, params), (limited, _) = player(), player(limit=3)
+    here, there = runner.run(params, 0, [0])[0], limited.run(params, 0, [0])[0]
+    assert_same([here], [there])
+    assert here.arrays["terminated"][-1, 0]
+
+
+def test_without_a_discount_there_are_no_running_returns() -> None:
+    runner, params = player(gamma=None)
+    assert "discounted" not in runner.run(params, 0, [0])[0].arrays
+
+
+def test_an_episode_keeps_the_scalars_of_its_last_info() -> None:
+    runner, params = player(InfoEnv)
+    (episode,) = runner.run(params, 0, [3])[0].episodes
+    assert episode.info == {"score": 50, "success": 1, "speed": 0.5, "distance": 2.5}
+
+
+@pytest.mark.parametrize("target", [CounterEnv, NextStepCounters])
+def test_every_rollout_resets_once(target: Any) -> None:
+    runner, params = player(target)
+    parts = runner.run(params, 0, list(range(5)))
+    assert [part.arrays["observations"][0, 0, 1] for part in parts] == [0, 1, 2, 3, 4]  # the count of resets
+
+
+def test_long_episodes_draw_more_noise() -> None:
+    runner, params = player(TimeLimitEnv, kwargs={"limit": 600})
+    params = {name: 0 * value for name, value in params.items()}  # both actions are as likely, whatever is observed
+    actions = runner.run(params, 0, [0])[0].arrays["actions"][:, 0, 0]
+    assert len(actions) == 600
+    assert 0.4 < actions.mean() < 0.6
+    assert not np.array_equal(actions[:256], actions[256:512])
+
+
+@pytest.mark.parametrize("target", [DrawnEnv, IdentityEnv])
+def test_a_number_is_a_rollout_whoever_makes_it_and_whenever(target: Any) -> None:
+    (here, params), (there, _), (other, _) = (
+        player(target),
+        player(target, worker_index=3, generation=2),
+        player(target, seed=1),
+    )
+    parts = here.run(params, 0, [0, 1, 2, 3, 4])
+    again = there.run(params, 0, [4, 2, 0])
+    assert_same([parts[4], parts[2], parts[0]], again)
+    assert {part.worker_index for part in again} == {3}
+    for index, part in enumerate(parts):
+        assert not any(same(part, one) for one in parts[:index])
+    assert not any(same(*pair) for pair in zip(parts, other.run(params, 0, [0, 1, 2, 3, 4]), strict=True))
+
+
+def test_the_seed_of_a_rollout_has_a_stream_of_its_own() -> None:
+    """Environment and actions must not share random numbers."""
+    seeds = [seed_of(number) for number in range(100)]
+    assert len(set(seeds)) == 100
+    assert not set(seeds) & {
+        int(np.random.SeedSequence([0, ROLLOUT_STREAM, n]).generate_state(1)[0]) for n in range(100)
+    }
+
+
+@pytest.mark.parametrize(
+    ("fault", "at", "name", "step"),
+    [("nan_observation", 3, "observation", 3), ("nan_reward", 3, "reward", 3), ("nan_observation", 5, "observation", 5),
+     ("nan_reward", 5, "reward", 5), ("nan_reward", 1, "reward", 1), ("nan_observation", 8, "observation", 3),
+     ("nan_reward", 8, "reward", 3)],
+)  # fmt: skip
+def test_what_is_not_finite_is_refused_with_rollout_and_step(fault: str, at: int, name: str, step: int) -> None:
+    runner, params = player(BrokenEnv, kwargs={"fault": fault, "at": at, "length": 5})
+    number = 40 + (at > 5)  # the eighth step of its life is the third of the second rollout
+    with pytest.raises(
+        ContractError,
+        match=f"^tests.environments:BrokenEnv .* at step {step} of rollout {number}: the {name} is not finite$",
+    ):
+        runner.run(params, 0, [40, 41])
+
+
+def test_an_environment_with_other_spaces_is_refused() -> None:
+    runner, params = player(IdentityEnv)
+    runner.spaces = (runner.spaces[0], {"type": "discrete", "sizes": [9], "starts": [0]})
+    with pytest.raises(ContractError, match="has other spaces in worker 0 than it had at first"):
+        runner.run(params, 0, [0])
+
+
+# Batches.
+
+
+def seed_of(number: int, seed: int = 0) -> int:
+    """With which seed the environment of a rollout is reset."""
+    return int(np.random.SeedSequence([seed, ROLLOUT_STREAM, number]).spawn(1)[0].generate_state(1)[0])
+
+
+def reference(iterations: int, steps: int = 100) -> list[list[Fragment]]:
+    """The batches of one environment in this process."""
+    with rollouts(0) as (pool, learner):
+        return batches(pool, learner, iterations, steps)
+
+
+def batches(
+    pool: Rollouts, learner: TRPO, iterations: int, steps: int = 100, before: Callable[[int], None] = lambda _: None
+) -> list[list[Fragment]]:
+    """What a training collects, with other weights in every iteration."""
+    first, found = 0, []
+    for iteration in range(iterations):
+        before(iteration)
+        version = pool.broadcast(weights_of(learner, iteration))
+        found.append(pool.collect(first, steps))
+        assert {part.version for part in found[-1]} == {version}
+        first += len(found[-1])
+    return found
+
+
+def check_batches(
+    pool: Rollouts, learner: TRPO, iterations: int, steps: int = 100, before: Callable[[int], None] = lambda _: None
+) -> list[list[Fragment]]:
+    """Collect as a training does; it must be what one environment in this process gives."""
+    found = batches(pool, learner, iterations, steps, before)
+    for here, there in zip(reference(iterations, steps), found, strict=True):
+        assert_same(here, there)
+    return found
+
+
+@pytest.fixture
+def learner() -> TRPO:
+    return algorithm(EnvSource(DRAWN))
+
+
+def test_a_batch_is_the_fewest_rollouts_with_enough_steps(learner: TRPO) -> None:
+    made = reference(4)
+    for parts in made:
+        assert sum(part.steps for part in parts) >= 100 > sum(part.steps for part in parts[:-1])
+    runner, _ = player(DRAWN)
+    flat, version = [part for parts in made for part in parts], [i for i, parts in enumerate(made) for _ in parts]
+    for number, (part, iteration) in enumerate(zip(flat, version, strict=True)):
+        assert_same(runner.run(weights_of(learner, iteration), iteration + 1, [number]), [part])
+    assert len({part.steps for part in flat}) == 5
+
+
+def test_one_rollout_may_be_enough() -> None:
+    assert [[part.steps for part in parts] for parts in reference(2, steps=1)] == [
+        [part.steps] for part in reference(1)[0][:2]
+    ]
+
+
+@pytest.fixture(scope="module")
+def pair(ray: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Two workers for all tests that need two, and the folder that their environments look into."""
+    folder = tmp_path_factory.mktemp("pair")
+    with rollouts(2, {"milliseconds": 2, "folder": str(folder)}) as (pool, _):
+        yield pool, folder
+
+
+@pytest.fixture
+def two(ray: Any, pair: Any) -> tuple[RayRollouts, Path]:
+    """The same, as if nothing had happened before."""
+    pool, folder = pair
+    assert len(ray.wait(list(pool.pending), num_returns=len(pool.pending), timeout=LIMIT)[1]) == 0
+    for file in folder.iterdir():
+        file.unlink()
+    pool.lengths.clear()
+    pool.restarts = 0
+    return pool, folder
+
+
+def close_gate(folder: Path, number: int, others: int = 10**9) -> None:
+    """Let a rollout wait until so many others have ended."""
+    (folder / "new").write_text(f"{seed_of(number)} {others}")
+    (folder / "new").rename(folder / "gate")
+
+
+@on_ray
+@pytest.mark.parametrize("count", [1, 3])
+def test_any_number_of_workers_gives_the_same_batches(ray: Any, count: int) -> None:
+    with rollouts(count, {"milliseconds": 2}) as (pool, learner):
+        assert isinstance(pool, RayRollouts)
+        check_batches(pool, learner, 6)
+        assert pool.restarts == 0
+
+
+@on_ray
+def test_two_workers_give_the_same_batches_and_share_the_work(two: Any, learner: TRPO) -> None:
+    found = check_batches(two[0], learner, 6)
+    assert {part.worker_index for parts in found for part in parts} == {0, 1}
+
+
+@on_ray
+def test_weights_are_stored_once_per_broadcast(two: Any, ray: Any, learner: TRPO, monkeypatch: Any) -> None:
+    stored, put = [], ray.put
+    monkeypatch.setattr(ray, "put", lambda value: stored.append(value) or put(value))
+    check_batches(two[0], learner, 3)
+    assert len(stored) == 3
+    assert isinstance(two[0].params, ray.ObjectRef)
+    np.testing.assert_array_equal(ray.get(two[0].params)["policy/w"], weights_of(learner, 2)["policy/w"])
+
+
+@on_ray
+def test_a_long_episode_holds_up_nobody_else(two: Any, learner: TRPO) -> None:
+    """The first rollout ends only after six others have."""
+    pool, folder = two
+    close_gate(folder, 0, others=6)
+    (found,) = check_batches(pool, learner, 1, steps=200)
+    slow = found[0].worker_index
+    assert [part.worker_index for part in found[1:7]] == [1 - slow] * 6
+
+
+@on_ray
+def test_a_long_episode_that_was_not_needed_does_not_hold_up_the_next_batches(two: Any, learner: TRPO) -> None:
+    """Each batch is one rollout. Two are under way at first, and the second waits until the test opens its gate."""
+    pool, folder = two
+    close_gate(folder, 1)
+
+    def before(iteration: int) -> None:
+        if iteration == 1:
+            wait_for(folder / "waiting")
+        if iteration == 5:
+            (folder / "open").touch()
+
+    found = check_batches(pool, learner, 6, steps=1, before=before)
+    assert len({part.worker_index for parts in found[:5] for part in parts}) == 1
+
+
+@on_ray
+def test_a_worker_killed_in_the_middle_of_an_episode_changes_nothing(two: Any, ray: Any, learner: TRPO) -> None:
+    pool, folder = two
+    workers = {ray.get(actor.facts.remote())["pid"]: index for index, actor in enumerate(pool.actors)}
+    generations, killed = list(pool.generations), []
+    close_gate(folder, len(reference(1)[0]) + 1)  # in the second batch
+
+    def kill() -> None:
+        wait_for(folder / "waiting")
+        killed.append(int((folder / "waiting").read_text()))
+        os.kill(killed[0], signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    check_batches(pool, learner, 3)
+    thread.join()
+    victim = workers[killed[0]]
+    assert pool.restarts == 1
+    assert ray.get(pool.actors[victim].facts.remote())["pid"] not in workers
+    assert pool.generations == [count + (index == victim) for index, count in enumerate(generations)]
+
+
+@on_ray
+def test_a_worker_killed_between_batches_changes_nothing(two: Any, ray: Any, learner: TRPO) -> None:
+    pool, _ = two
+
+    def before(iteration: int) -> None:
+        if iteration == 1:
+            os.kill(ray.get(pool.actors[0].facts.remote())["pid"], signal.SIGKILL)
+
+    check_batches(pool, learner, 4, before=before)
+    assert pool.restarts == 1
+
+
+@on_ray
+def test_broken_contract_in_a_worker_is_the_same_sentence(ray: Any) -> None:
+    source = EnvSource("tests.environments:BrokenEnv", {"fault": "nan_reward", "at": 3, "length": 5})
+    learner = algorithm(source)
+    pool = RayRollouts(spec_of(learner, source), learner.task.observation, learner.task.action, None, 1)
+    try:
+        pool.broadcast(weights_of(learner))
+        with pytest.raises(ContractError, match="at step 3 of rollout 8: the reward is not finite"):
+            pool.collect(8, 10)
+    finally:
+        pool.close()
+
+
+@on_ray
+def test_a_training_is_the_same_with_workers_and_when_it_was_resumed_without(ray: Any, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"algo": "trpo", "runs": tmp_path, "hidden": [8], "timesteps_per_batch": 200}
+    plain = fever.train("CartPole-v1", stop={"iterations": 4}, **settings).run
+    run = fever.train("CartPole-v1", workers=2, stop={"iterations": 2}, **settings).run
+    stop = run.config.stop.model_copy(update={"iterations": 4})
+    resume(run, run.config.model_copy(update={"stop": stop, "workers": 0}))
+    found = run.checkpoint().arrays("policy/")
+    for name, array in plain.checkpoint().arrays("policy/").items():
+        np.testing.assert_array_equal(array, found[name], err_msg=name)
+    assert [row["length"] for row in run.episodes()] == [row["length"] for row in plain.episodes()]
+    assert {row["worker"] for row in run.episodes()} == {0, 1}
+
+
+# One batch out of many episodes.
+
+
+def test_a_chain_is_episodes_one_after_the_other_and_rows_that_do_not_count() -> None:
+    parts = reference(1)[0]
+    taken = sum(part.steps for part in parts)
+    batch = chain(parts, taken + 7)
+    assert {name: len(array) for name, array in batch.items() if name != "state"} == {
+        name: taken + 7 + SIZES.get(name, 0) for name in parts[0].arrays if name != "state"
+    }
+    place = 0
+    for part in parts:
+        end = place + part.steps
+        for name, array in part.arrays.items():
+            if name != "state":
+                assert batch[name].dtype == array.dtype
+                np.testing.assert_array_equal(batch[name][place:end], array[: part.steps], err_msg=name)
+        assert (batch["terminated"] | batch["truncated"])[place:end, 0].tolist() == [False] * (part.steps - 1) + [True]
+        place = end
+    assert batch["valid"][:, 0].tolist() == [True] * taken + [False] * 7
+    assert batch["terminated"][taken:].all()
+    assert np.isnan(batch["bootstrap"][taken:]).all()
+    for name in ("rewards", "observations", "actions", "log_probs", "discounted", "first"):
+        assert not batch[name][taken:].any(), name
+    exact = chain(parts, taken)
+    assert len(exact["rewards"]) == taken
+    assert exact["valid"].all()
+
+
+@pytest.mark.parametrize("target", ["Pendulum-v1", "tests.environments:MaskedEnv"])
+def test_rows_that_do_not_count_change_nothing(target: str) -> None:
+    source, learned = EnvSource(target), []
+    for spare in (0, 200):
+        learner = algorithm(source, value_minibatch=10**6, value_epochs=5)
+        shape = learner.network.input_shape
+        learner.normalizer.observations = Moments(50.0, np.full(shape, 0.3), np.full(shape, 0.5))
+        pool = LocalRollouts(spec_of(learner, source, gamma=0.99), learner.task.observation, learner.task.action, 30)
+        pool.broadcast(learner.weights())
+        parts = pool.collect(0, 100)
+        learner.rows = sum(part.steps for part in parts) + spare
+        learned.append((learner, learner.learn(parts)))
+    (plain, metrics), (padded, other_metrics) = learned
+    assert metrics["updates"] == 5
+    assert metrics["step_fraction"] > 0
+    assert metrics == pytest.approx(other_metrics, rel=1e-3, abs=1e-5)
+    assert (plain.steps, plain.normalizer.returns) == (padded.steps, padded.normalizer.returns)
+    for name, array in plain.weights().items():
+        np.testing.assert_allclose(array, padded.weights()[name], rtol=1e-3, atol=1e-4, err_msg=name)
