@@ -18,8 +18,9 @@ import numpy as np
 
 from fever.algos import Task
 from fever.algos.ppo import PPO, PPOConfig
-from fever.envs import EnvContext, EnvSource, make_envs
+from fever.envs import make_envs
 from fever.sampler import SamplerSpec
+from fever.sources import EnvContext, EnvSource
 from fever.workers import RayWorkers
 
 Result = dict[str, object]

@@ -40,7 +40,7 @@ def train(
     from fever import trainer
     from fever.config import RunConfig, validate
     from fever.display import make_display
-    from fever.envs import EnvSource
+    from fever.sources import EnvSource
 
     source = EnvSource(env, env_kwargs or {})
     values = {

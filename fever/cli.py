@@ -77,7 +77,10 @@ def train(
         "device": device, "env_kwargs": _json_object(env_kwargs, "--env-kwargs"),
     }  # fmt: skip
     values |= {key: value for key, value in given.items() if value is not None}
-    values["settings"] = {**(values.get("settings") or {}), **parse_assignments(assignments)}
+    assigned = parse_assignments(assignments)
+    if "iterations" in assigned and stop_iterations is None:  # no algorithm has it: how long a run is, is a stop rule
+        stop_iterations = assigned.pop("iterations")
+    values["settings"] = {**(values.get("settings") or {}), **assigned}
     stop = _stop_rules(stop_reward, stop_steps, stop_time, stop_iterations, stop_window)
     values["stop"] = {**(values.get("stop") or {}), **stop}
     if "env" not in values:

@@ -139,7 +139,7 @@ class LiveDisplay:
         facts.add_row("steps", f"{row['steps']:,}", f"{self.rate.steps_per_second:,.0f} steps/s")
         facts.add_row("episodes", f"{row['episodes']:,}", f"length {_figure(row.get('length_mean'))}")
         facts.add_row("iteration", f"{row['iteration']:,}", format_duration(row["seconds"]))
-        for line in replay_facts(row):
+        for line in algorithm_facts(row):
             facts.add_row(*line)
         if row.get("worker_restarts"):
             facts.add_row("workers", f"{row['worker_restarts']} replaced", "")
@@ -207,16 +207,29 @@ def progress_line(row: dict[str, Any], rate: float) -> str:
     shares = " ".join(f"{label} {row[name]:.0%}" for name, label in PHASES.items() if name in row)
     if "updates_per_second" in row:
         shares = f"{row['updates_per_second']:,.0f} updates/s  ratio {row['replay_ratio']:.2f}  {shares}"
+    if "policy_lag" in row:
+        shares = f"lag {row['policy_lag']:.1f}  {shares}"
+    if row.get("step_fraction") == 0:
+        shares = f"step refused  {shares}"
     return (
         f"{format_duration(row['seconds']):>8}  {row['steps']:>11,} steps  return {_figure(row.get('return_mean'))}  "
         f"{rate:,.0f} steps/s  {shares}"
     )
 
 
+def algorithm_facts(row: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """What matters in this kind of learning, in lines of a name and two facts."""
+    if "step_fraction" in row:
+        step = f"step {row['step_fraction']:.2f}" if row["step_fraction"] else "step refused"
+        return [("trust region", f"KL {row['kl']:.4f}", f"{step}, {row['steps_refused']:.0f} refused so far")]
+    if "policy_lag" in row:
+        age = f"{row['policy_lag']:.1f} batches old, {row['policy_lag_max']:.0f} at most"
+        return [("weights", age, f"{row['queue']:.0f} fragments wait, {row['fragments_dropped']:,.0f} dropped")]
+    return replay_facts(row) if "updates_per_second" in row else []
+
+
 def replay_facts(row: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """What matters in learning from replay: what goes into the buffer and out of it, and who explores how."""
-    if "updates_per_second" not in row:
-        return []
+    """What goes into the buffer and out of it, and who explores how."""
     epsilons = " ".join(f"{epsilon:.2g}" for epsilon in row["epsilons"][:8]) + (
         " …" if len(row["epsilons"]) > 8 else ""
     )

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from fever.envs import MASK, EnvContext, EnvSource, describe_mask, describe_spaces, make_env, make_envs
+from fever.envs import MASK, describe_mask, describe_spaces, make_envs
 from fever.errors import FeverError
 from fever.run import Checkpoint, Run
+from fever.sources import EnvContext, EnvSource, make_env
 from fever.trainer import check_spaces
 
 PARALLEL = 8  # episodes played at once

@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from fever.envs import EnvContext, make_one
+from fever.envs import make_one
 from fever.errors import ContractError
 from fever.policy import Params, distribution_for
 from fever.policy.spaces import Description
 from fever.sampler import Episode, Fragment, SamplerSpec, check_spaces, discount, pile, scalars
+from fever.sources import EnvContext
 from fever.workers import Pool, RayPool, WorkerActor, search_path
 
 ROLLOUT_STREAM = 2**32 - 3  # of random numbers, where samplers have their worker's index

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from fever.envs import EnvContext, Envs, EnvSource, Step, make_envs
+from fever.envs import Envs, Step, make_envs
 from fever.errors import ContractError
 from fever.policy import Network, Params, distribution_for
 from fever.policy.spaces import Description
+from fever.sources import EnvContext, EnvSource
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,14 @@ import numpy as np
 
 from fever.config import NetworkSettings, RunConfig, validate
 from fever.display import Display, QuietDisplay
-from fever.envs import EnvContext, EnvSource, make_envs
+from fever.envs import make_envs
 from fever.errors import FeverError
 from fever.layout import choose_workers
 from fever.policy import Policy
 from fever.policy.spaces import Description
 from fever.process import Interrupts, facts, limit_learner_threads, log_to_file, prepare_jax
 from fever.run import WEIGHTS_PREFIX, Run
+from fever.sources import EnvContext, EnvSource
 
 if TYPE_CHECKING:
     from fever.algos import Algorithm, Iteration

@@ -599,3 +599,10 @@ class DrawnEnv(gym.Env):
             if time.monotonic() > deadline:
                 raise TimeoutError("the gate stays closed")
             time.sleep(0.01)
+
+
+class UnevenEnv(SleepEnv):
+    """Those of worker 0 wait ten times as long as others."""
+
+    def __init__(self, milliseconds: float, worker_index: int = 0) -> None:
+        super().__init__(milliseconds * (10 if worker_index == 0 else 1))

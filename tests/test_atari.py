@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from gymnasium.vector import VectorEnv
 
-from fever.envs import EnvContext, EnvSource, LoopEnvs, NativeEnvs, Step, make_env, make_envs
+from fever.envs import LoopEnvs, NativeEnvs, Step, make_envs
 from fever.errors import FeverError
+from fever.sources import EnvContext, EnvSource, make_env
 from tests.conftest import run_fever
 
 HERE = EnvContext()

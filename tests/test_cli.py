@@ -147,7 +147,7 @@ def test_config_lists_every_setting_with_its_source(fever: Any) -> None:
     printed = fever("config", "ppo").stdout
     assert all(name in printed for name in PPOConfig.model_fields)
     assert "Schulman et al. 2017" in printed
-    assert fever("config").stdout.split() == ["ppo", "dqn", "apex", "sac"]
+    assert fever("config").stdout.split() == ["ppo", "trpo", "impala", "appo", "dqn", "apex", "sac"]
 
 
 def test_doctor_examines_this_machine(fever: Any) -> None:

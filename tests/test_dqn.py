@@ -17,10 +17,11 @@ from fever.adam import AdamState
 from fever.algos import Task
 from fever.algos.apex import Apex, epsilon_ladder
 from fever.algos.dqn import DQN
-from fever.envs import EnvContext, EnvSource, make_envs
+from fever.envs import make_envs
 from fever.errors import FeverError, TrainingError
 from fever.replay import Batch
 from fever.run import Run
+from fever.sources import EnvContext, EnvSource
 from fever.trainer import resume
 from tests.environments import IdentityEnv
 

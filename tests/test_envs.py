@@ -10,8 +10,9 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from fever.envs import EnvContext, EnvSource, LoopEnvs, NativeEnvs, close_all, make_env, make_envs
+from fever.envs import LoopEnvs, NativeEnvs, close_all, make_envs
 from fever.errors import ContractError, FeverError
+from fever.sources import EnvContext, EnvSource, make_env
 from tests import environments
 from tests.environments import (
     BrokenEnv,

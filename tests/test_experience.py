@@ -15,10 +15,11 @@ import pytest
 import fever
 from fever.algos import Place, Task
 from fever.algos.dqn import DQN, DQNConfig
-from fever.envs import EnvContext, EnvSource, make_envs
+from fever.envs import make_envs
 from fever.errors import FeverError
 from fever.experience import LocalExperience, load_shards, make_experience, save_shards
 from fever.run import Run
+from fever.sources import EnvContext, EnvSource
 from fever.trainer import resume
 
 TINY = {

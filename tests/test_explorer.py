@@ -15,7 +15,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from fever.envs import EnvContext, EnvSource, make_envs
+from fever.envs import make_envs
 from fever.errors import ContractError
 from fever.explorer import Exploration, Explorer
 from fever.policy import Params
@@ -23,6 +23,7 @@ from fever.policy.policy import network_for
 from fever.policy.spaces import encoded_shape
 from fever.replay import ReplayBuffer, ReplaySpec, Transitions
 from fever.sampler import Episode, Report, SamplerSpec
+from fever.sources import EnvContext, EnvSource
 from tests.environments import (
     BrokenEnv,
     ClosingEnv,

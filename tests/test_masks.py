@@ -17,7 +17,7 @@ from gymnasium import spaces
 
 import fever
 import fever.layout
-from fever.envs import EnvContext, Envs, EnvSource, make_envs, make_one
+from fever.envs import Envs, make_envs, make_one
 from fever.errors import ContractError, FeverError
 from fever.evaluate import evaluate, source_of
 from fever.explorer import Exploration, Explorer
@@ -28,6 +28,7 @@ from fever.policy.policy import network_for
 from fever.policy.spaces import describe, encode, encoded_shape, with_mask
 from fever.run import Run
 from fever.sampler import Sampler, SamplerSpec
+from fever.sources import EnvContext, EnvSource
 from tests.environments import SPACES, MaskedEnv, NextStepMasked, SameStepMasked
 
 BOX = describe(spaces.Box(-1, 1, (2,)))

@@ -14,12 +14,13 @@ import fever.algos.ppo
 from fever.algos import Task
 from fever.algos.fragments import values_of
 from fever.algos.ppo import PPO, PPOConfig
-from fever.envs import EnvContext, EnvSource, make_envs
+from fever.envs import make_envs
 from fever.errors import FeverError, TrainingError
 from fever.normalize import Moments
 from fever.policy.spaces import Description
 from fever.returns import gae
 from fever.sampler import Fragment, Sampler, SamplerSpec
+from fever.sources import EnvContext, EnvSource
 from fever.workers import LocalWorkers
 from tests.environments import CounterEnv, IdentityEnv, ImageEnv, NextStepCounters, SameStepCounters
 

@@ -32,16 +32,21 @@ def test_directory_has_what_the_documentation_lists(result: Result) -> None:
         assert f"`{name}" in page, name
 
 
-TABLES = {"ppo": ["PPO"], "dqn": ["Replay: DQN, Ape-X, SAC"], "sac": ["Replay: DQN, Ape-X, SAC", "SAC"]}
+TABLES = {
+    "ppo": ["PPO"],
+    "trpo": ["TRPO"],
+    "impala": ["IMPALA and APPO"],
+    "dqn": ["Replay: DQN, Ape-X, SAC"],
+    "sac": ["Replay: DQN, Ape-X, SAC", "SAC"],
+}
 
 
 @pytest.mark.parametrize("algo", TABLES)
 def test_every_metric_is_in_the_tables_of_the_documentation(algo: str, result: Result, tmp_path: Path) -> None:
     if algo != "ppo":
         env = "Pendulum-v1" if algo == "sac" else "CartPole-v1"
-        result = fever.train(
-            env, algo=algo, runs=tmp_path, stop={"steps": 2000}, warmup=100, updates=2, batch=4, replay_ratio=0.5
-        )
+        light = {"warmup": 100, "updates": 2, "batch": 4, "replay_ratio": 0.5} if algo in ("dqn", "sac") else {}
+        result = fever.train(env, algo=algo, runs=tmp_path, stop={"steps": 2000}, **light)
     page = (Path(__file__).parent.parent / "docs/metrics.md").read_text()
     tables = {part.splitlines()[0]: part for part in page.split("\n## ")[1:]}
     documented = [
@@ -135,7 +140,7 @@ def test_damaged_checkpoint_is_named(tmp_path: Path) -> None:
 
 
 def test_checkpoint_for_other_spaces_is_refused(result: Result) -> None:
-    from fever.envs import EnvSource
+    from fever.sources import EnvSource
 
     with pytest.raises(FeverError, match="was made for another observation space than CartPole-v1 has"):
         evaluate(result.run.checkpoint(), EnvSource("CartPole-v1"), episodes=1)

@@ -16,11 +16,12 @@ from scipy import integrate, stats
 import fever
 from fever.algos import Task
 from fever.algos.sac import CRITICS, SAC, SACConfig
-from fever.envs import EnvContext, EnvSource, make_envs
+from fever.envs import make_envs
 from fever.errors import FeverError
 from fever.policy import SquashedGaussian, distribution_for
 from fever.policy.networks import perceptron
 from fever.replay import Batch
+from fever.sources import EnvContext, EnvSource
 from tests.environments import IdentityEnv, ImageEnv
 
 COMPILED: dict[str, Any] = {}  # one update for all algorithms here whose update is the same program

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fever.envs import EnvContext, EnvSource, make_envs
+from fever.envs import make_envs
 from fever.errors import ContractError
 from fever.policy import Network, Params
 from fever.policy.policy import network_for
 from fever.sampler import Fragment, Sampler, SamplerSpec, scalars
+from fever.sources import EnvContext, EnvSource
 from tests.environments import (
     BrokenEnv,
     ClosingEnv,

@@ -19,10 +19,11 @@ import pytest
 
 from fever.algos import Place, Task
 from fever.algos.apex import Apex, ApexConfig
-from fever.envs import EnvContext, EnvSource, make_envs
+from fever.envs import make_envs
 from fever.errors import ContractError, FeverError, TrainingError
 from fever.experience import Draw, load_shards
 from fever.shards import AHEAD, SLACK, RayExperience
+from fever.sources import EnvContext, EnvSource
 from fever.workers import start_ray
 from tests.conftest import ROOT, run_fever
 from tests.test_workers import processes_with

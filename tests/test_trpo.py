@@ -6,6 +6,8 @@ import copy
 import json
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -14,10 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 import fever
 from fever.algos import Place, Task
-from fever.algos.trpo import METRICS, TRPO, TRPOConfig, conjugate_gradients
+from fever.algos.trpo import METRICS, TRPO, TRPOConfig, conjugate_gradients, episode_statistics
 from fever.envs import EnvContext, EnvSource, make_envs
 from fever.errors import FeverError, TrainingError
 from fever.evaluate import evaluate, source_of
@@ -28,9 +31,30 @@ from tests.environments import CounterEnv, DrawnEnv, IdentityEnv, ImageEnv, Mask
 
 COMPILED: dict[str, Any] = {}  # one update for all algorithms here whose update is the same program
 OUTSIDE = {"steps", "timesteps_per_batch", "timestep_limit", "value_epochs", "value_minibatch", "normalize_rewards"}
-PLAIN = {"normalize_observations": False, "normalize_rewards": False}
+PLAIN = {"normalize_rewards": False}
+RAW = {"normalize_advantages": False, "gamma": 0.5, "gae_lambda": 0.3}
+FAR = {"max_kl": 2.0, "cg_damping": 0.01, "line_search_shrink": 0.7}
 CONTINUOUS = EnvSource(IdentityEnv, {"action_space": "box"})
 REFUSED = "no step within the trust region improves the policy; it stays as it was"
+
+
+@contextmanager
+def compilations_kept(folder: Path) -> Iterator[None]:
+    """Compile no program twice in this process: a training takes 3 seconds for it."""
+    settings = {"jax_compilation_cache_dir": str(folder), "jax_persistent_cache_min_compile_time_secs": 0.3}
+    before = {name: getattr(jax.config, name) for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compilations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with compilations_kept(tmp_path_factory.mktemp("compiled")):
+        yield
 
 
 def make(target: Any = CounterEnv, envs: int = 4, seed: int = 0, **settings: Any) -> TRPO:
@@ -39,7 +63,7 @@ def make(target: Any = CounterEnv, envs: int = 4, seed: int = 0, **settings: Any
     probe = make_envs(source, 1, EnvContext())
     probe.reset([0])
     probe.close()
-    settings = {"steps": 16, "hidden": (4,), "value_minibatch": 16, "value_epochs": 2, **settings}
+    settings = {"steps": 16, "hidden": (4,), "cg_iterations": 50, "value_minibatch": 16, "value_epochs": 2, **settings}
     task = Task("a test", probe.observation, probe.action, envs, 0, seed, None)
     trpo = TRPO(TRPOConfig(**settings), task)
     key = repr((task.observation, task.action, trpo.config.model_dump(exclude=OUTSIDE)))
@@ -123,28 +147,27 @@ class Batch:
         return float(1 - (self.returns - values).var() / self.returns.var())
 
     def natural_step(self) -> tuple[np.ndarray, np.ndarray]:
-        """The gradient, and the whole step: with the explicit Fisher matrix, solved directly."""
-        trpo, distribution, start = self.trpo, self.trpo.distribution, jnp.asarray(np.asarray(self.trpo.policy))
+        """The gradient, and the whole step: with the explicit Fisher matrix, solved directly. By central differences;
+        nothing here is JAX's."""
+        distribution, start = self.trpo.distribution, np.asarray(self.trpo.policy, np.float64)
+        nudges = 1e-5 * np.eye(len(start))
+        gradient = np.array([self.surrogate(start + nudge) - self.surrogate(start - nudge) for nudge in nudges]) / 2e-5
+        pairs = [(self.outputs(start + nudge), self.outputs(start - nudge)) for nudge in nudges]
+        jacobian = np.stack([(up - down) / 2e-5 for up, down in pairs], -1)  # [R, outputs, P]
 
-        def outputs(policy: Any) -> Any:
-            params = {**self.before, **trpo.policies.unpack(policy)}
-            return trpo.network.policy(params, trpo.network.features(params, self.rows, jnp), jnp)
+        def kl(change: np.ndarray) -> np.ndarray:
+            return distribution.kl(self.old, self.old + change)
 
-        def surrogate(policy: Any) -> Any:
-            return (distribution.log_prob(outputs(policy), self.actions, jnp) * self.advantages.astype("f4")).mean()
-
-        def divergence(policy: Any) -> Any:
-            return distribution.kl(outputs(start), outputs(policy), jnp).mean()
-
-        gradient = np.asarray(jax.grad(surrogate)(start), np.float64)
-        fisher = np.asarray(jax.hessian(divergence)(start), np.float64)
-        jacobian = np.asarray(jax.jacobian(outputs)(start), np.float64)  # [R, outputs, P]
-        curvature = jax.vmap(lambda out: jax.hessian(lambda new: distribution.kl(out, new, jnp))(out))(outputs(start))
-        composed = np.einsum("rip,rij,rjq->pq", jacobian, np.asarray(curvature, np.float64), jacobian) / len(self.rows)
-        np.testing.assert_allclose(fisher, composed, atol=1e-4 * np.abs(composed).max())  # two definitions, one matrix
-        damped = composed + trpo.config.cg_damping * np.eye(len(gradient))
+        moves = 1e-3 * np.eye(self.old.shape[1])
+        curvature = (
+            np.array([[kl(a + b) - kl(a - b) - kl(b - a) + kl(-a - b) for a in moves] for b in moves]) / 4e-6
+        )  # [outputs, outputs, R]
+        fisher = np.einsum("rip,ijr,rjq->pq", jacobian, curvature, jacobian) / len(self.rows)
+        for direction in np.random.default_rng(0).normal(size=(5, len(start))):  # it is the divergence's curvature
+            assert self.kl(start + 1e-3 * direction) == pytest.approx(5e-7 * direction @ fisher @ direction, rel=0.02)
+        damped = fisher + self.trpo.config.cg_damping * np.eye(len(start))
         direction = np.linalg.solve(damped, gradient)
-        return gradient, direction * np.sqrt(2 * trpo.config.max_kl / (direction @ damped @ direction))
+        return gradient, direction * np.sqrt(2 * self.trpo.config.max_kl / (direction @ damped @ direction))
 
 
 # Conjugate gradients.
@@ -197,22 +220,20 @@ def test_conjugate_gradients_of_nothing_are_nothing() -> None:
 # The policy's step.
 
 
-CASES = {
+CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "categorical": (CounterEnv, {}),
-    "gaussian": (CONTINUOUS, {"log_std": -0.7}),
+    "gaussian": (CONTINUOUS, {}),
     "phantoms": (NextStepCounters, {}),
-    "several choices": (EnvSource(IdentityEnv, {"action_space": "multidiscrete"}), {}),
     "masks": (EnvSource(MaskedEnv, {"action_space": "multidiscrete"}), {}),
-    "raw advantages": (CounterEnv, {"normalize_advantages": False, "gamma": 0.5, "gae_lambda": 0.3}),
-    "little damping": (CONTINUOUS, {"cg_damping": 0.02, "max_kl": 0.003}),
-    "large region": (CONTINUOUS, {"max_kl": 2.0, "cg_damping": 0.01, "line_search_shrink": 0.7}),
+    "raw advantages": (CONTINUOUS, RAW),
+    "large region": (CONTINUOUS, FAR),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_step_is_that_of_the_explicit_fisher_matrix(case: str) -> None:
     target, settings = CASES[case]
-    trpo = make(target, cg_iterations=200, **PLAIN, **settings)
+    trpo = make(target, **PLAIN, **settings)
     enlarge(trpo)
     fragment = collect(trpo, target)
     assert fragment.arrays["valid"].all() == (case != "phantoms")
@@ -240,7 +261,9 @@ def test_the_step_is_that_of_the_explicit_fisher_matrix(case: str) -> None:
 
 
 def test_fewer_conjugate_gradients_make_another_step_within_the_region() -> None:
-    whole, short = (make(CONTINUOUS, cg_iterations=count, cg_damping=0.001, **PLAIN) for count in (100, 2))
+    whole, short = make(CONTINUOUS, **PLAIN), make(CONTINUOUS, cg_iterations=1, **PLAIN)
+    enlarge(whole)
+    enlarge(short)
     fragment = collect(whole, CONTINUOUS)
     batch = Batch(short, fragment)
     whole.learn([fragment])
@@ -250,20 +273,16 @@ def test_fewer_conjugate_gradients_make_another_step_within_the_region() -> None
     assert metrics["surrogate"] > metrics["surrogate_before"]
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize(
-    ("env", "settings"),
-    [
-        ("CartPole-v1", {"hidden": (16,), "steps": 64}),
-        ("Pendulum-v1", {"hidden": (16,), "steps": 64, "gamma": 0.9}),
-        ("Pendulum-v1", {"hidden": (16,), "steps": 64, "gamma": 0.9, "max_kl": 0.3, "cg_damping": 1e-3}),
-    ],
+    ("target", "settings"),
+    [("CartPole-v1", {}), ("Pendulum-v1", {"gamma": 0.9}), (CONTINUOUS, FAR)],
     ids=["cartpole", "pendulum", "far"],
 )
-def test_no_step_leaves_the_trust_region(env: str, settings: dict[str, Any], seed: int) -> None:
-    trpo = make(env, seed=seed, normalize_rewards=False, value_minibatch=64, **settings)
-    sampling, fractions = sampler(trpo, env, seed), []
-    for _ in range(12):
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_no_step_leaves_the_trust_region(target: Any, settings: dict[str, Any], seed: int) -> None:
+    trpo = make(target, seed=seed, **PLAIN, **settings)
+    sampling, fractions = sampler(trpo, target, seed), []
+    for _ in range(20):
         fragment = sampling.sample(trpo.weights())
         batch, start = Batch(trpo, fragment), trpo.policy
         metrics = trpo.learn([fragment])
@@ -273,7 +292,7 @@ def test_no_step_leaves_the_trust_region(env: str, settings: dict[str, Any], see
             assert batch.surrogate(trpo.policy) > batch.surrogate(start)
             assert batch.kl(trpo.policy) > 0.1 * trpo.config.max_kl * metrics["step_fraction"] ** 2
         assert metrics["kl_before"] == pytest.approx(0, abs=1e-6)
-    assert np.count_nonzero(fractions) >= 11
+    assert np.count_nonzero(fractions) >= 18
 
 
 def test_a_line_search_that_fails_keeps_the_policy_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
@@ -314,14 +333,13 @@ def test_without_any_advantage_the_policy_stays(caplog: pytest.LogCaptureFixture
 @pytest.mark.parametrize("scale", [1e4, 1e10, 1e15, 1e25, 1e38, np.inf, np.nan])
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 def test_rewards_out_of_all_proportion_never_spoil_the_weights(scale: float, normalize: bool) -> None:
-    settings = {"normalize_advantages": normalize, **PLAIN}
-    trpo = make(CONTINUOUS, **settings)
+    trpo = make(CONTINUOUS, **PLAIN, **({} if normalize else RAW))
     fragment, before = collect(trpo, CONTINUOUS), trpo.weights()
     batch = Batch(trpo, fragment)
     rewards = fragment.arrays["rewards"] * np.float32(scale)
     update = changed(fragment, rewards=rewards)
     if scale > 1e18 or np.isnan(scale):  # its square is infinite
-        with pytest.raises(TrainingError, match="^the loss is not a number any more"):
+        with pytest.raises(TrainingError, match=r"^the loss is not a number any more"):
             trpo.learn([update])
         for name, value in trpo.weights().items():
             np.testing.assert_array_equal(value, before[name])
@@ -336,9 +354,9 @@ def test_rewards_out_of_all_proportion_never_spoil_the_weights(scale: float, nor
 def test_the_step_does_not_depend_on_the_scale_of_advantages() -> None:
     steps = []
     for scale in (1, 1e4):
-        trpo = make(normalize_advantages=False, cg_iterations=50, **PLAIN)
+        trpo = make(CONTINUOUS, **RAW, **PLAIN)
         trpo.value = 0 * trpo.value
-        fragment, start = collect(trpo), np.asarray(trpo.policy)
+        fragment, start = collect(trpo, CONTINUOUS), np.asarray(trpo.policy)
         bootstrap = np.where(np.isnan(fragment.arrays["bootstrap"]), np.nan, np.float32(0))
         trpo.learn([changed(fragment, rewards=fragment.arrays["rewards"] * np.float32(scale), bootstrap=bootstrap)])
         steps.append(np.asarray(trpo.policy) - start)
@@ -393,15 +411,6 @@ def test_every_epoch_is_a_permutation_of_the_batch(size: int, epochs: int, shape
     assert not np.array_equal(orders[0], orders[-1])
 
 
-def test_without_epochs_the_values_stay() -> None:
-    trpo = make(value_epochs=0)
-    value = np.asarray(trpo.value)
-    metrics = trpo.learn([collect(trpo)])
-    np.testing.assert_array_equal(trpo.value, value)
-    assert metrics["value_loss"] == pytest.approx(metrics["value_loss_before"], rel=1e-5)
-    assert metrics["updates"] == 0
-
-
 def test_phantom_steps_never_change_the_update() -> None:
     here, there = make(NextStepCounters), make(NextStepCounters)
     fragment = collect(here, NextStepCounters)
@@ -421,48 +430,37 @@ def test_phantom_steps_never_change_the_update() -> None:
 # Whole episodes.
 
 
-def episodes(target: Any = DrawnEnv, wanted: int = 60, **settings: Any) -> tuple[TRPO, LocalRollouts]:
-    source = EnvSource(target)
+def episodes(target: Any = DrawnEnv, wanted: int = 240, **settings: Any) -> tuple[TRPO, LocalRollouts]:
+    """240 steps and a last episode of at most 60 fit into 300 rows."""
     trpo = make(target, timesteps_per_batch=wanted, **settings)
-    pool = trpo.start(Place(source, Path("unused"), 0))
+    pool = trpo.start(Place(EnvSource(target), Path("unused"), 0))
     assert isinstance(pool, LocalRollouts)
     return trpo, pool
 
 
 def test_episodes_of_any_length_are_one_compilation_and_more_rows_one_more() -> None:
-    trpo, pool = episodes(value_minibatch=32)
+    trpo, pool = episodes()
     trpo._jitted_update = jax.jit(trpo._update)
-    taken, rows = [], []
-    for number, iteration in zip(range(12), trpo.train(pool), strict=False):
+    asked, collect = [], pool.collect
+    pool.collect = lambda first, steps: asked.append((first, steps)) or collect(first, steps)  # type: ignore
+    taken, made = [], [0]
+    for number, iteration in zip(range(6), trpo.train(pool), strict=False):
         taken.append(sum(part.steps for part in iteration.reports))
-        rows.append(trpo.rows)
-        assert trpo._jitted_update._cache_size() == len(set(rows))
-        assert [part.version for part in iteration.reports] == [number + 1] * len(iteration.reports)
-        assert trpo.steps == sum(taken)
-    assert rows == sorted(rows)
+        made.append(len(iteration.reports))
+        assert asked[-1] == (sum(made[:-1]), 240)
+        assert (trpo.steps, trpo.rollouts, trpo.rows) == (sum(taken), sum(made), 300)
+        assert [part.version for part in iteration.reports] == [number + 1] * made[-1]
+        assert iteration.metrics["batch_episodes"] == made[-1]
+        assert trpo._jitted_update._cache_size() == 1
     assert len(set(taken)) > 3
-    assert len(set(rows)) <= 2 < len(set(taken))
-    compiled, most = trpo._jitted_update._cache_size(), rows[-1]
     pool.broadcast(trpo.weights())
-    more = pool.collect(trpo.rollouts, 2 * most)
+    more = pool.collect(trpo.rollouts, 400)
     metrics = trpo.learn(more)
     steps = sum(part.steps for part in more)
     assert np.isfinite(list(metrics.values())).all()
-    assert trpo.rows == int(steps * 1.25)
-    assert trpo.steps == sum(taken) + steps
-    for _, iteration in zip(range(3), trpo.train(pool), strict=False):
-        assert iteration.metrics["batch_episodes"] == len(iteration.reports)
-    assert trpo._jitted_update._cache_size() == compiled + 1
-
-
-def test_rollouts_are_numbered_on() -> None:
-    trpo, pool = episodes()
-    asked = []
-    collect = pool.collect
-    pool.collect = lambda first, steps: asked.append((first, steps)) or collect(first, steps)  # type: ignore[method-assign]
-    made = [len(iteration.reports) for _, iteration in zip(range(4), trpo.train(pool), strict=False)]
-    assert asked == [(sum(made[:index]), 60) for index in range(4)]
-    assert trpo.rollouts == sum(made)
+    assert (trpo.rows, trpo.steps) == (int(steps * 1.25), sum(taken) + steps)
+    for _ in zip(range(2), trpo.train(pool), strict=False):
+        assert trpo._jitted_update._cache_size() == 2
 
 
 def test_statistics_of_a_batch_of_counters() -> None:
@@ -509,17 +507,13 @@ def test_statistics_of_a_batch_of_counters() -> None:
     assert metrics["entropy_before"] != pytest.approx(metrics["entropy"], rel=1e-4)
 
 
-def test_statistics_of_a_batch_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    trpo = make(steps=2)
-    pool = trpo.start(Place(EnvSource(CounterEnv), Path("unused"), 0))
-    metrics = next(trpo.train(pool)).metrics
-    assert metrics["batch_episodes"] == 0
-    assert "batch_return_mean" not in metrics
-    fragment = collect(trpo)
-    fragment.episodes[:] = [Episode(5.0, 3, 0, {})]
-    monkeypatch.setattr(pool, "collect", lambda _: [fragment])
-    metrics = next(trpo.train(pool)).metrics
-    assert (metrics["batch_return_mean"], metrics["batch_return_sem"], metrics["batch_length_max"]) == (5, 0, 3)
+def test_statistics_of_a_batch_without_an_end_and_with_one() -> None:
+    fragment = Fragment(8, [], 0, 1, {}, "", {})
+    assert episode_statistics([fragment, fragment]) == {"batch_episodes": 0}
+    row = episode_statistics([fragment, replace(fragment, episodes=[Episode(5.0, 3, 0, {})])])
+    assert row["batch_episodes"] == 1
+    assert (row["batch_return_mean"], row["batch_return_sem"], row["batch_return_max"]) == (5, 0, 5)
+    assert (row["batch_length_mean"], row["batch_length_max"]) == (3, 3)
 
 
 def test_a_limit_of_steps_without_whole_episodes_is_refused() -> None:
@@ -531,9 +525,10 @@ def test_a_limit_of_steps_without_whole_episodes_is_refused() -> None:
 
 def test_a_limit_of_steps_cuts_episodes() -> None:
     trpo, pool = episodes(timestep_limit=4)
-    for _, iteration in zip(range(2), trpo.train(pool), strict=False):
-        lengths = [part.steps for part in iteration.reports]
-        assert max(lengths) == iteration.metrics["batch_length_max"] == 4
+    pool.broadcast(trpo.weights())
+    parts = trpo.collect(pool)
+    assert {part.steps for part in parts} == {1, 2, 4}
+    assert 240 <= sum(part.steps for part in parts) < 244
 
 
 # State.
@@ -541,16 +536,16 @@ def test_a_limit_of_steps_cuts_episodes() -> None:
 
 @pytest.mark.parametrize("whole", [False, True], ids=["fragments", "episodes"])
 def test_a_restored_algorithm_learns_on_as_if_nothing_had_happened(whole: bool) -> None:
-    settings: dict[str, Any] = {"timesteps_per_batch": 60} if whole else {}
-    original, restored = (make(DrawnEnv, seed=seed, **settings) for seed in (1, 2))
-    source = EnvSource(DrawnEnv)
+    settings: dict[str, Any] = {"timesteps_per_batch": 240} if whole else {}
+    target = DrawnEnv if whole else CounterEnv
+    original, restored = (make(target, seed=seed, **settings) for seed in (1, 2))
 
     def parts() -> Iterator[list[Fragment]]:
         if not whole:
-            sampling = sampler(original, DrawnEnv)
+            sampling = sampler(original)
             while True:
                 yield [sampling.sample(original.weights())]
-        pool = original.start(Place(source, Path("unused"), 0))
+        pool = original.start(Place(EnvSource(target), Path("unused"), 0))
         while True:
             pool.broadcast(original.weights())
             yield original.collect(pool)
@@ -574,18 +569,14 @@ def test_a_run_of_whole_episodes_is_the_same_when_it_was_interrupted(tmp_path: P
     settings: dict[str, Any] = {"algo": "trpo", "runs": tmp_path, "hidden": [8], "timesteps_per_batch": 150}
     whole = fever.train("CartPole-v1", stop={"iterations": 5}, **settings).run
     run = fever.train("CartPole-v1", stop={"iterations": 2}, **settings).run
-    for iterations in (3, 5):
-        stop = run.config.stop.model_copy(update={"iterations": iterations})
-        resume(run, run.config.model_copy(update={"stop": stop}))
+    stop = run.config.stop.model_copy(update={"iterations": 5})
+    resume(run, run.config.model_copy(update={"stop": stop}))
     found = run.checkpoint().arrays("policy/")
     for name, array in whole.checkpoint().arrays("policy/").items():
         np.testing.assert_array_equal(array, found[name], err_msg=name)
-    timeless = [
-        [{name: value for name, value in row.items() if "second" not in name} for row in one.metrics()]
-        for one in (whole, run)
-    ]
+    before, after = whole.metrics(), run.metrics()
     for name in METRICS:
-        assert [row[name] for row in timeless[0]] == [row[name] for row in timeless[1]], name
+        assert [row[name] for row in before] == [row[name] for row in after], name
     assert [row["return"] for row in whole.episodes()] == [row["return"] for row in run.episodes()]
 
 
@@ -601,8 +592,11 @@ def test_one_seed_gives_one_training_and_another_seed_another() -> None:
 # Whole trainings.
 
 
-@pytest.mark.parametrize("whole", [{}, {"timesteps_per_batch": 100}], ids=["fragments", "episodes"])
-@pytest.mark.parametrize("kwargs", [{}, {"action_space": "multidiscrete", "parts": True}], ids=["one", "many"])
+@pytest.mark.parametrize(
+    ("whole", "kwargs"),
+    [({}, {}), ({"timesteps_per_batch": 100}, {"action_space": "multidiscrete", "parts": True})],
+    ids=["fragments", "episodes"],
+)
 def test_masks_are_kept_to(whole: dict[str, Any], kwargs: dict[str, Any], tmp_path: Path) -> None:
     """The environment raises when it gets a forbidden action."""
     result = fever.train(

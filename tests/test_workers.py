@@ -15,10 +15,11 @@ import pytest
 import fever
 from fever.algos import Task
 from fever.algos.ppo import PPO, PPOConfig
-from fever.envs import EnvContext, EnvSource, make_envs
+from fever.envs import make_envs
 from fever.errors import ContractError, FeverError, TrainingError
 from fever.layout import choose_workers
 from fever.sampler import SamplerSpec
+from fever.sources import EnvContext, EnvSource
 from fever.workers import LocalWorkers, RayWorkers, start_ray
 from tests.conftest import run_fever
 

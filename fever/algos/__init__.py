@@ -14,12 +14,12 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from fever.config import NetworkSettings
-from fever.envs import EnvSource
 from fever.errors import FeverError
 from fever.policy import Network, Params
 from fever.policy.policy import network_for
 from fever.policy.spaces import Description
 from fever.sampler import Report
+from fever.sources import EnvSource
 from fever.workers import Pool
 
 ALGORITHMS = {
