@@ -43,6 +43,12 @@ ZOO_DQN = (
     "epsilon_end=0.04 hidden=[256,256]"
 )
 
+SB3_TRPO = (  # sb3-contrib's defaults; 640 steps of 8 environments are 5,120
+    "steps=640 max_kl=0.01 cg_iterations=15 cg_damping=0.1 line_search_steps=10 line_search_shrink=0.8 accept_ratio=0 "
+    "value_epochs=10 value_minibatch=128 value_learning_rate=1e-3 gamma=0.99 gae_lambda=0.95 hidden=[64,64] "
+    "normalize_observations=false normalize_rewards=false"
+)
+
 CYCLE_LIMIT, ADD_LIMIT = 0.5, 0.1  # milliseconds
 PAPER_TRANSITIONS, PAPER_BATCHES = 12_500, 19  # per second: Horgan et al. 2018, 360 actors and one GPU
 PAPER_RATIO = 0.78  # transitions learned from for each one added: 19 * 512 / 12,500
@@ -223,6 +229,62 @@ def apex_scaling(measure: Measurer) -> list[Row]:
     return list(rows.values())
 
 
+def trpo_pong(measure: Measurer) -> list[Row]:
+    """TRPO on Pong's RAM, 5,120 steps an iteration: against sb3-contrib, and two workers of 4 environments."""
+    serial = Row("trpo-pong", "seconds an iteration, fever compiled", 0.5, more_is_better=False, reference_name="sb3")
+    two = Row("trpo-pong", "steps/s, 2 workers, after 1st iteration", 1.8, reference_name="0 workers")
+    iterations = 3 if measure.quick else 8
+    command = ["train", "ALE/Pong-v5", "--algo", "trpo", "--env-kwargs", '{"obs_type": "ram"}', *SB3_TRPO.split()]
+    for seed in measure.rounds(3):
+        options = ["--stop-iterations", str(iterations), "--seed", str(seed)]
+        none, _ = measure.fever(*command, *options, "--envs", "8")
+        theirs, _ = measure.sb3("trpo", "--iterations", str(iterations), "--seed", str(seed))
+        parallel, _ = measure.fever(*command, *options, "--envs", "4", "--workers", "2", cores=2)
+        serial.add(5120 / steady_rate(none), theirs["seconds_per_iteration"])
+        two.add(steady_rate(parallel), steady_rate(none))
+    return [serial, two]
+
+
+def waiting(measure: Measurer) -> list[Row]:
+    """TRPO and IMPALA with workers of one environment that only waits 10 ms a step: many against one."""
+    count = 8 if measure.quick else 64
+    light = {
+        "trpo": ["steps=400", "value_epochs=1", "value_minibatch=1024", "cg_iterations=5"],
+        "impala": ["steps=100", "fragments=4", "minibatches=1"],
+    }
+    rows = []
+    for algo, settings in light.items():
+        row = Row("waiting", f"steps/s, {algo}, {count} workers", 58 / 64, reference_name=f"{count} x one")
+        rows.append(row)
+        command = ["train", "benchmarks.environments:Waiting", "--algo", algo, "--envs", "1", "hidden=[16]", *settings]
+        for seed in measure.rounds(1):
+            options = ["--seed", str(seed), "--stop-time", "15s" if measure.quick else "30s"]
+            one, _ = measure.fever(*command, *options, "--workers", "1")
+            many, _ = measure.fever(*command, *options, "--workers", str(count))
+            row.add(rate_after(metrics_of(many), 8.0)[0], count * rate_after(metrics_of(one), 8.0)[0])
+    return rows
+
+
+def uneven(measure: Measurer) -> list[Row]:
+    """Eight workers whose environments wait 5 ms a step, the first one of them 50: what is left of the throughput."""
+    workers, share = 8, 1 - 1 / 8
+    rows = []
+    for algo, settings in {"impala": ["steps=100", "fragments=2"], "ppo": ["steps=100", "minibatch=100"]}.items():
+        wanted = share if algo == "impala" else None
+        row = Row("uneven", f"steps/s, {algo}, one worker 10x slower", wanted, reference_name="all equal")
+        rows.append(row)
+        command = ["train", "benchmarks.environments:Uneven", "--algo", algo, "--envs", "1", "--workers", str(workers)]
+        for seed in measure.rounds(1):
+            options = ["--seed", str(seed), "--stop-time", "25s", "hidden=[16]", *settings]
+            rates = []
+            for slower in (10.0, 1.0):
+                arguments = json.dumps({"milliseconds": 5.0, "slower": slower})
+                ours, _ = measure.fever(*command, "--env-kwargs", arguments, *options)
+                rates.append(rate_after(metrics_of(ours), 8.0)[0])
+            row.add(*rates)
+    return rows
+
+
 BENCHMARKS: dict[str, Callable[[Measurer], list[Row]]] = {
     "cartpole-speed": cartpole_speed,
     "cartpole-475": cartpole_475,
@@ -234,6 +296,9 @@ BENCHMARKS: dict[str, Callable[[Measurer], list[Row]]] = {
     "dqn-speed": dqn_speed,
     "apex-throughput": apex_throughput,
     "apex-scaling": apex_scaling,
+    "trpo-pong": trpo_pong,
+    "waiting": waiting,
+    "uneven": uneven,
 }
 
 

@@ -53,3 +53,10 @@ class Waiting(Busy):
 
     def _observe(self) -> np.ndarray:
         return np.full(1, self.steps / 100, np.float32)
+
+
+class Uneven(Waiting):
+    """Waits `slower` times as long in the first worker."""
+
+    def __init__(self, milliseconds: float = 10.0, slower: float = 1.0, worker_index: int = 0) -> None:
+        super().__init__(milliseconds * slower if worker_index == 0 else milliseconds)

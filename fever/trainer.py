@@ -191,8 +191,12 @@ class Trainer:
 
     def _note_failure(self, run: Run, error: Exception) -> None:
         """Leave nothing behind if nothing was learned; otherwise record the failure and say how to go on."""
+        work = run.path / "work"
         if self.resuming is None and self.iteration == 0:
-            run.discard()
+            if any(path.is_file() for path in work.rglob("*")):  # logs of a simulator, perhaps: why it failed
+                self.display.message(f"what the environments wrote is kept: {work}")
+            else:
+                run.discard()
         elif self.begin is not None:
             run.write_summary(self._summary(run, "failed") | {"error": str(error)})
             self.display.message(f"the last good checkpoint is kept; resume with: fever resume {run.path}")
