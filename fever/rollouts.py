@@ -78,7 +78,7 @@ class EpisodeRunner:
         arrays["truncated"][-1] = not terminated
         if not terminated:
             arrays["bootstrap"][-1] = self.spec.network.values(params, observation, self.memory)
-        episode = Episode(float(arrays["rewards"].sum()), len(rewards), 0, scalars(step.infos.get(0, {})))
+        episode = Episode(float(arrays["rewards"].sum(dtype=np.float64)), len(rewards), 0, scalars(step.infos.get(0, {})))
         total = perf_counter() - begin
         seconds = {"env": env_seconds, "inference": total - env_seconds, "total": total}
         return Fragment(len(rewards), [episode], self.spec.worker_index, version, seconds, self.host, arrays)

@@ -24,7 +24,11 @@ class Stream(Pool):
     """What an asynchronous algorithm sees of the samplers."""
 
     dropped = 0  # fragments that were never learned from
-    waiting = 0  # fragments in the queue
+
+    @property
+    def waiting(self) -> int:
+        """Fragments in the queue."""
+        return 0
 
     def publish(self, params: Params, version: int) -> None:
         """Make these the weights that act from the next call on; versions go up."""
@@ -98,7 +102,7 @@ class RayStream(BusyPool, Stream):
                 self.arrival.wait(PATIENCE)
 
     @property
-    def waiting(self) -> int:  # type: ignore[override]
+    def waiting(self) -> int:
         return len(self.queue)
 
     # the thread's side

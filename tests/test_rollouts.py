@@ -387,6 +387,8 @@ def test_any_number_of_workers_gives_the_same_batches(ray: Any, count: int) -> N
 def test_two_workers_give_the_same_batches_and_share_the_work(two: Any, learner: TRPO) -> None:
     found = check_batches(two[0], learner, 6)
     assert {part.worker_index for parts in found for part in parts} == {0, 1}
+    exactly = sum(part.steps for part in found[0])
+    assert len(check_batches(two[0], learner, 1, steps=exactly)[0]) == len(found[0])
 
 
 @on_ray
@@ -423,6 +425,21 @@ def test_a_long_episode_that_was_not_needed_does_not_hold_up_the_next_batches(tw
 
     found = check_batches(pool, learner, 6, steps=1, before=before)
     assert len({part.worker_index for parts in found[:5] for part in parts}) == 1
+
+
+@on_ray
+def test_an_episode_of_older_weights_is_made_anew(two: Any, learner: TRPO) -> None:
+    """As above, but the second rollout ends just before the next batch begins, which needs it."""
+    pool, folder = two
+    close_gate(folder, 1)
+
+    def before(iteration: int) -> None:
+        if iteration == 1:
+            wait_for(folder / "waiting")
+            (folder / "open").touch()
+            wait_for(folder / f"ended-{seed_of(1)}")
+
+    check_batches(pool, learner, 2, steps=1, before=before)
 
 
 @on_ray

@@ -17,10 +17,11 @@ import pytest
 import fever.workers
 from fever.algos import Place, Task
 from fever.algos.impala import Impala, ImpalaConfig
-from fever.envs import EnvContext, EnvSource, make_envs
-from fever.errors import ContractError, FeverError, TrainingError
+from fever.envs import make_envs
+from fever.errors import ContractError, TrainingError
 from fever.policy import Params
 from fever.sampler import Fragment
+from fever.sources import EnvContext, EnvSource
 from fever.stream import LocalStream, RayStream
 from fever.workers import start_ray
 
@@ -285,14 +286,6 @@ def test_a_broken_contract_is_the_same_sentence_in_the_learner() -> None:
         with pytest.raises(ContractError, match=sentence):  # noqa: PT012
             for _ in range(100):
                 stream.next(1)
-
-
-def test_an_environment_that_cannot_be_made_in_a_worker_is_the_same_sentence() -> None:
-    with (
-        pytest.raises(FeverError, match="only in its own process"),
-        started("tests.environments:OnlyHereEnv", {"process": os.getpid()}),
-    ):
-        pytest.fail("it was made")
 
 
 def test_closing_closes_environments_and_ends_every_process(tmp_path: Path) -> None:

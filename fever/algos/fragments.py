@@ -1,4 +1,4 @@
-"""What learners on fragments share: joining them to a batch, the values of its observations, and advantages."""
+"""What learners on fragments share: weights and their checkpoints, batches, values of observations, advantages."""
 
 from __future__ import annotations
 
@@ -8,11 +8,66 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fever.policy import Network, Params
+from fever.adam import Adam, AdamState
+from fever.algos import LEARNER_STREAM, Place, State, Task, build_network
+from fever.normalize import Normalizer
+from fever.policy import Network, Params, distribution_for
 from fever.returns import gae
-from fever.sampler import Fragment
+from fever.sampler import Fragment, SamplerSpec
+from fever.vector import Vectorizer
 
 IMAGE_CHUNK = 32  # rows of images whose patches stay in a CPU's cache
+
+
+def sampler_spec(place: Place, network: Network, task: Task, steps: int, gamma: float | None) -> SamplerSpec:
+    """What makes fragments of this many steps; `gamma` is for the returns that rewards are normalised by, if any."""
+    return SamplerSpec(place.source, network, task.envs, steps, gamma, task.seed, workdir=place.workdir)
+
+
+class GradientLearner:
+    """One vector of weights that Adam moves, with statistics of observations and rewards: PPO and IMPALA."""
+
+    counters: tuple[str, ...] = ("steps",)  # that a checkpoint keeps
+    steps = 0  # environment steps learned from so far
+
+    def __init__(self, config: Any, task: Task) -> None:
+        """`config` has recurrent, recurrent_size, log_std, max_gradient_norm, normalize_observations and _rewards."""
+        self.task = task
+        self.network = build_network(
+            config,
+            task,
+            log_std=config.log_std if task.action["type"] == "box" else None,
+            recurrent=config.recurrent,
+            recurrent_size=config.recurrent_size,
+        )
+        self.distribution = distribution_for(task.action)
+        self.rng = np.random.default_rng(np.random.SeedSequence([task.seed, LEARNER_STREAM]))
+        params = self.network.init(self.rng)
+        self.vectorizer = Vectorizer(params)
+        self.params = jnp.asarray(self.vectorizer.pack(params))  # [P]
+        self.optimizer = Adam(epsilon=1e-5, max_norm=config.max_gradient_norm)
+        self.optimizer_state = self.optimizer.init(self.params)
+        self.normalizer = Normalizer(self.network, config.normalize_observations, config.normalize_rewards)
+
+    def weights(self) -> Params:
+        """The network's weights, with the observation statistics that it normalises by."""
+        return {**self.vectorizer.unpack(np.asarray(self.params)), **self.normalizer.statistics()}
+
+    def state(self) -> State:
+        """Weights, optimiser, statistics, counters and the random generator."""
+        arrays = {"params": self.params, **self.optimizer_state.arrays("optimizer")}
+        arrays = {name: np.asarray(array) for name, array in arrays.items()}
+        counters = {name: getattr(self, name) for name in self.counters}
+        return State(arrays | self.normalizer.arrays(), {**counters, "rng": self.rng.bit_generator.state})
+
+    def restore(self, state: State) -> None:
+        """Continue from what `state` returned."""
+        self.params = jnp.asarray(state.arrays["params"])
+        self.optimizer_state = AdamState.from_arrays("optimizer", state.arrays)
+        self.normalizer.restore(state.arrays)
+        for name in self.counters:
+            setattr(self, name, state.facts[name])
+        self.rng.bit_generator.state = state.facts["rng"]
 
 
 def join(fragments: list[Fragment]) -> dict[str, np.ndarray]:

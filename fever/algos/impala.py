@@ -14,17 +14,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fever.adam import Adam, AdamState
-from fever.algos import LEARNER_STREAM, Iteration, Phases, Place, State, Task, build_network
-from fever.algos.fragments import explained_variance, following_values, join
+from fever.adam import AdamState
+from fever.algos import Iteration, Phases, Place, Task
+from fever.algos.fragments import GradientLearner, explained_variance, following_values, join, sampler_spec
 from fever.config import NetworkSettings, setting
 from fever.errors import FeverError, TrainingError
-from fever.normalize import Normalizer
-from fever.policy import Params, distribution_for
+from fever.policy import Params
 from fever.returns import vtrace
-from fever.sampler import Fragment, SamplerSpec
+from fever.sampler import Fragment
 from fever.stream import Stream, make_stream
-from fever.vector import Vectorizer
 
 STEP_METRICS = (
     "policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "explained_variance", "gradient_norm",
@@ -67,21 +65,15 @@ class APPOConfig(ImpalaConfig):
     epochs: int = setting(4, "passes over each batch", gt=0)
 
 
-class Impala:
+class Impala(GradientLearner):
     """Policy gradients on a stream of fragments, each with weights a little older than the learner's."""
 
     Config: type[ImpalaConfig] = ImpalaConfig
+    counters = ("steps", "version")
 
     def __init__(self, config: ImpalaConfig, task: Task) -> None:
-        self.config, self.task = config, task
-        self.network = build_network(
-            config,
-            task,
-            log_std=config.log_std if task.action["type"] == "box" else None,
-            recurrent=config.recurrent,
-            recurrent_size=config.recurrent_size,
-        )
-        self.distribution = distribution_for(task.action)
+        super().__init__(config, task)
+        self.config = config
         self.fragments = config.fragments or max(1, task.workers)
         self.envs = self.fragments * task.envs  # in a batch
         self.minibatches = min(config.minibatches, self.envs)
@@ -90,23 +82,14 @@ class Impala:
                 f"minibatches={self.minibatches} does not divide the {self.envs} environments of a batch "
                 f"({self.fragments} fragments of {task.envs})"
             )
-        self.rng = np.random.default_rng(np.random.SeedSequence([task.seed, LEARNER_STREAM]))
-        params = self.network.init(self.rng)
-        self.vectorizer = Vectorizer(params)
-        self.params = jnp.asarray(self.vectorizer.pack(params))  # [P], all weights as one vector
-        self.optimizer = Adam(epsilon=1e-5, max_norm=config.max_gradient_norm)
-        self.optimizer_state = self.optimizer.init(self.params)
-        self.normalizer = Normalizer(self.network, config.normalize_observations, config.normalize_rewards)
-        self.steps = self.version = 0  # environment steps, batches learned from
+        self.version = 0  # batches learned from
         self._jitted_update = jax.jit(self._update)
 
     def start(self, place: Place) -> Stream:
         """Samplers that never wait."""
         task, config = self.task, self.config
-        discount = config.gamma if config.normalize_rewards else None
-        spec = SamplerSpec(
-            place.source, self.network, task.envs, config.steps, discount, task.seed, workdir=place.workdir
-        )
+        gamma = config.gamma if config.normalize_rewards else None
+        spec = sampler_spec(place, self.network, task, config.steps, gamma)
         room = config.queue * self.fragments
         return make_stream(spec, task.observation, task.action, task.workers, place.generation, room, config.max_lag)
 
@@ -126,10 +109,6 @@ class Impala:
                 "queue": float(stream.waiting), "fragments_dropped": float(stream.dropped),
             }  # fmt: skip
             yield Iteration(list(fragments), metrics | facts, phases.seconds)
-
-    def weights(self) -> Params:
-        """The network's weights, with the observation statistics that it normalises by."""
-        return {**self.vectorizer.unpack(np.asarray(self.params)), **self.normalizer.statistics()}
 
     def learn(self, fragments: list[Fragment]) -> dict[str, float]:
         """The updates of one batch."""
@@ -209,21 +188,6 @@ class Impala:
         means = (jnp.stack(terms) * valid).sum((1, 2)) / total
         loss = means[0] + config.value_coefficient * means[1] - config.entropy_coefficient * means[2]
         return loss, jnp.append(means, explained_variance(trace.goals, errors, valid))
-
-    def state(self) -> State:
-        """Weights, optimiser, statistics, counters and the random generator."""
-        arrays = {"params": self.params, **self.optimizer_state.arrays("optimizer")}
-        arrays = {name: np.asarray(array) for name, array in arrays.items()}
-        counters = {"steps": self.steps, "version": self.version}
-        return State(arrays | self.normalizer.arrays(), {**counters, "rng": self.rng.bit_generator.state})
-
-    def restore(self, state: State) -> None:
-        """Continue from what `state` returned."""
-        self.params = jnp.asarray(state.arrays["params"])
-        self.optimizer_state = AdamState.from_arrays("optimizer", state.arrays)
-        self.normalizer.restore(state.arrays)
-        self.steps, self.version = state.facts["steps"], state.facts["version"]
-        self.rng.bit_generator.state = state.facts["rng"]
 
 
 class APPO(Impala):

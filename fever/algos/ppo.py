@@ -13,15 +13,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fever.adam import Adam, AdamState
-from fever.algos import LEARNER_STREAM, Iteration, Phases, Place, State, Task, build_network
-from fever.algos.fragments import IMAGE_CHUNK, advantages_of, explained_variance, join, values_of
+from fever.algos import Iteration, Phases, Place, Task
+from fever.algos.fragments import (
+    IMAGE_CHUNK,
+    GradientLearner,
+    advantages_of,
+    explained_variance,
+    join,
+    sampler_spec,
+    values_of,
+)
 from fever.config import NetworkSettings, setting
 from fever.errors import FeverError, TrainingError
-from fever.normalize import Normalizer
-from fever.policy import Params, distribution_for
-from fever.sampler import Fragment, SamplerSpec
-from fever.vector import Vectorizer
+from fever.policy import Params
+from fever.sampler import Fragment
 from fever.workers import Workers, make_workers
 
 STEP_METRICS = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "gradient_norm", "updates")
@@ -67,33 +72,17 @@ class PPOConfig(NetworkSettings):
         return super().widths(image)
 
 
-class PPO:
+class PPO(GradientLearner):
     """Clipped policy gradients on batches of fragments."""
 
     Config = PPOConfig
 
     def __init__(self, config: PPOConfig, task: Task) -> None:
-        self.config, self.task = config, task
-        self.network = build_network(
-            config,
-            task,
-            log_std=config.log_std if task.action["type"] == "box" else None,
-            recurrent=config.recurrent,
-            recurrent_size=config.recurrent_size,
-        )
-        self.distribution = distribution_for(task.action)
+        super().__init__(config, task)
+        self.config = config
         self.fragments = max(1, task.workers)
         self.minibatch = min(config.minibatch, config.steps * task.envs * self.fragments)
         self._check_sizes()
-
-        self.rng = np.random.default_rng(np.random.SeedSequence([task.seed, LEARNER_STREAM]))
-        params = self.network.init(self.rng)
-        self.vectorizer = Vectorizer(params)
-        self.params = jnp.asarray(self.vectorizer.pack(params))  # [P], all weights as one vector
-        self.optimizer = Adam(epsilon=1e-5, max_norm=config.max_gradient_norm)
-        self.optimizer_state = self.optimizer.init(self.params)
-        self.normalizer = Normalizer(self.network, config.normalize_observations, config.normalize_rewards)
-        self.steps = 0
         quick = jax.default_backend() == "cpu" and not self.network.convolutions
         options = {"xla_backend_optimization_level": 1} if quick else None  # a seventh less to wait for, runs as fast
         self._jitted_update = jax.jit(self._update, compiler_options=options)
@@ -120,10 +109,8 @@ class PPO:
     def start(self, place: Place) -> Workers:
         """Samplers of fragments."""
         task, config = self.task, self.config
-        discount = config.gamma if config.normalize_rewards else None
-        spec = SamplerSpec(
-            place.source, self.network, task.envs, config.steps, discount, task.seed, workdir=place.workdir
-        )
+        gamma = config.gamma if config.normalize_rewards else None
+        spec = sampler_spec(place, self.network, task, config.steps, gamma)
         return make_workers(spec, task.observation, task.action, task.workers, place.generation)
 
     def train(self, workers: Workers) -> Iterator[Iteration]:
@@ -137,10 +124,6 @@ class PPO:
             with phases("learn"):
                 metrics = self.learn(fragments)
             yield Iteration(list(fragments), metrics, phases.seconds)
-
-    def weights(self) -> Params:
-        """The network's weights, with the observation statistics that it normalises by."""
-        return {**self.vectorizer.unpack(np.asarray(self.params)), **self.normalizer.statistics()}
 
     def learn(self, fragments: list[Fragment]) -> dict[str, float]:
         """One iteration's updates from exactly `self.fragments` fragments."""
@@ -275,18 +258,3 @@ class PPO:
 
         zeros = jax.tree.map(jnp.zeros_like, params), jnp.zeros(len(STEP_METRICS) - 2)
         return jax.lax.scan(add, zeros, chunks)[0]
-
-    def state(self) -> State:
-        """Weights, optimiser, statistics, counters and the random generator."""
-        arrays = {"params": self.params, **self.optimizer_state.arrays("optimizer")}
-        arrays = {name: np.asarray(array) for name, array in arrays.items()}
-        return State(arrays | self.normalizer.arrays(), {"steps": self.steps, "rng": self.rng.bit_generator.state})
-
-    def restore(self, state: State) -> None:
-        """Continue from what `state` returned."""
-        arrays = state.arrays
-        self.params = jnp.asarray(arrays["params"])
-        self.optimizer_state = AdamState.from_arrays("optimizer", arrays)
-        self.normalizer.restore(arrays)
-        self.steps = state.facts["steps"]
-        self.rng.bit_generator.state = state.facts["rng"]

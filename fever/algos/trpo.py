@@ -18,13 +18,13 @@ import numpy as np
 
 from fever.adam import Adam, AdamState
 from fever.algos import LEARNER_STREAM, Iteration, Phases, Place, State, Task, build_network
-from fever.algos.fragments import advantages_of, chain, explained_variance, join, values_of
+from fever.algos.fragments import advantages_of, chain, explained_variance, join, sampler_spec, values_of
 from fever.config import NetworkSettings, setting
 from fever.errors import FeverError, TrainingError
 from fever.normalize import Normalizer
 from fever.policy import Params, distribution_for
 from fever.rollouts import Rollouts, make_rollouts
-from fever.sampler import Fragment, SamplerSpec
+from fever.sampler import Fragment
 from fever.vector import Vectorizer
 from fever.workers import Workers, make_workers
 
@@ -98,10 +98,8 @@ class TRPO:
     def start(self, place: Place) -> Workers | Rollouts:
         """Samplers of fragments, or players of episodes."""
         task, config = self.task, self.config
-        discount = config.gamma if config.normalize_rewards else None
-        spec = SamplerSpec(
-            place.source, self.network, task.envs, config.steps, discount, task.seed, workdir=place.workdir
-        )
+        gamma = config.gamma if config.normalize_rewards else None
+        spec = sampler_spec(place, self.network, task, config.steps, gamma)
         if config.timesteps_per_batch is not None:
             return make_rollouts(spec, task.observation, task.action, config.timestep_limit, task.workers)
         return make_workers(spec, task.observation, task.action, task.workers, place.generation)
@@ -161,7 +159,7 @@ class TRPO:
             return join(parts)
         taken = sum(part.steps for part in parts)
         if taken > self.rows:  # the first time, or far more than ever: compiled anew
-            self.rows = max(int(wanted * (1 + SPARE)), int(taken * (1 + SPARE) if self.rows else taken))
+            self.rows = int(max(wanted * (1 + SPARE), taken * (1 + 2 * SPARE) if self.rows else taken))
         return chain(parts, self.rows)
 
     def _orders(self, batch: Params) -> np.ndarray:
@@ -294,9 +292,11 @@ class TRPO:
 def conjugate_gradients(product: Callable[[Any], Any], goal: Any, iterations: int, tolerance: float = 1e-10) -> Any:
     """Solve `product(x) = goal` for x `[P]`, with `product` linear, symmetric and positive; JAX, traceable."""
 
+    size = goal @ goal
+
     def proceed(carry: tuple[Any, ...]) -> Any:
         done, _, _, _, square = carry
-        return (done < iterations) & (square > tolerance)
+        return (done < iterations) & (square > tolerance * size)
 
     def step(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         done, solution, residual, direction, square = carry
@@ -306,7 +306,7 @@ def conjugate_gradients(product: Callable[[Any], Any], goal: Any, iterations: in
         following = residual @ residual
         return done + 1, solution + rate * direction, residual, residual + following / square * direction, following
 
-    start = jnp.asarray(0), jnp.zeros_like(goal), goal, goal, goal @ goal
+    start = jnp.asarray(0), jnp.zeros_like(goal), goal, goal, size
     return jax.lax.while_loop(proceed, step, start)[1]
 
 
