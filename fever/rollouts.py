@@ -20,7 +20,7 @@ from fever.policy import Params, distribution_for
 from fever.policy.spaces import Description
 from fever.sampler import Episode, Fragment, SamplerSpec, check_spaces, discount, pile, scalars
 from fever.sources import EnvContext
-from fever.workers import Pool, RayPool, WorkerActor, search_path
+from fever.workers import Pool, RayPool, WorkerActor
 
 ROLLOUT_STREAM = 2**32 - 3  # of random numbers, where samplers have their worker's index
 NOISE = 256  # steps for which random numbers are drawn at once
@@ -78,7 +78,9 @@ class EpisodeRunner:
         arrays["truncated"][-1] = not terminated
         if not terminated:
             arrays["bootstrap"][-1] = self.spec.network.values(params, observation, self.memory)
-        episode = Episode(float(arrays["rewards"].sum(dtype=np.float64)), len(rewards), 0, scalars(step.infos.get(0, {})))
+        episode = Episode(
+            float(arrays["rewards"].sum(dtype=np.float64)), len(rewards), 0, scalars(step.infos.get(0, {}))
+        )
         total = perf_counter() - begin
         seconds = {"env": env_seconds, "inference": total - env_seconds, "total": total}
         return Fragment(len(rewards), [episode], self.spec.worker_index, version, seconds, self.host, arrays)
@@ -166,9 +168,8 @@ class RayRollouts(RayPool, Rollouts):
         self.start_all()
 
     def start(self, index: int) -> Any:
-        actor = self.ray.remote(EpisodeActor).options(num_cpus=1, max_restarts=0)
         spec = self.spec.for_worker(index, self.generations[index])
-        return actor.remote(search_path(), EpisodeRunner, spec, *self.arguments)
+        return self.actor(EpisodeActor, EpisodeRunner, spec, *self.arguments)
 
     def broadcast(self, params: Params) -> int:
         self.version += 1

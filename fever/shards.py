@@ -28,7 +28,7 @@ from fever.explorer import Explorer
 from fever.policy import Params
 from fever.replay import Batch, ReplayBuffer, ReplaySpec
 from fever.sampler import Report
-from fever.workers import BusyPool, WorkerActor, search_path
+from fever.workers import BusyPool, WorkerActor
 
 AHEAD = 2  # calls that an explorer, and draws that a shard, has in hand
 SLACK = 4  # draws by which either side may run ahead of the ratio
@@ -39,8 +39,8 @@ PATIENCE = 0.2  # seconds that the learner waits for a draw before it looks afte
 class ExplorerActor(WorkerActor):
     """A worker that fills a shard."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, search_path: list[str], packed: bytes) -> None:
+        super().__init__(search_path, packed)
         self.sent: Any = None  # the last block on its way
 
     def explore(self, params: Params, version: int, epsilons: np.ndarray, shard: Any) -> tuple[Report, int]:
@@ -102,10 +102,8 @@ class RayExperience(BusyPool, Experience):
         self.start_all()
 
     def start(self, index: int) -> Any:
-        actor = self.ray.remote(ExplorerActor).options(num_cpus=1, max_restarts=0)
-        spec = self.spec
-        sampler = spec.sampler.for_worker(index, self.generations[index])
-        return actor.remote(search_path(), Explorer, sampler, spec.observation, spec.action, spec.exploration)
+        spec, sampler = self.spec, self.spec.sampler.for_worker(index, self.generations[index])
+        return self.actor(ExplorerActor, Explorer, sampler, spec.observation, spec.action, spec.exploration)
 
     def _start_shard(self, index: int) -> Any:
         actor = self.ray.remote(ShardActor).options(num_cpus=0, max_restarts=0, scheduling_strategy="SPREAD")

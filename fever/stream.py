@@ -14,7 +14,7 @@ from typing import Any
 from fever.policy import Params
 from fever.policy.spaces import Description
 from fever.sampler import Fragment, Sampler, SamplerSpec
-from fever.workers import BusyPool, Pool, SamplerActor, search_path
+from fever.workers import BusyPool, Pool, SamplerActor
 
 AHEAD = 2  # calls that a sampler has in hand
 PATIENCE = 0.2  # seconds between two looks at whether the thread still lives
@@ -80,9 +80,7 @@ class RayStream(BusyPool, Stream):
         self.start_all()
 
     def start(self, index: int) -> Any:
-        actor = self.ray.remote(SamplerActor).options(num_cpus=1, max_restarts=0)
-        spec = self.spec.for_worker(index, self.generations[index])
-        return actor.remote(search_path(), Sampler, spec, *self.spaces)
+        return self.actor(SamplerActor, Sampler, self.spec.for_worker(index, self.generations[index]), *self.spaces)
 
     # the learner's side
 

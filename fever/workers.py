@@ -91,6 +91,11 @@ class RayPool(Pool):
         """Start the actor of one worker; returns before it is ready."""
         raise NotImplementedError
 
+    def actor(self, kind: type[WorkerActor], make_runner: Callable[..., Any], *arguments: Any) -> Any:
+        """A worker process of this kind; what it runs is made of the arguments when it builds."""
+        packed = self.ray.cloudpickle.dumps((make_runner, arguments))
+        return self.ray.remote(kind).options(num_cpus=1, max_restarts=0).remote(search_path(), packed)
+
     def start_all(self) -> None:
         """Start every worker and wait until their environments are made."""
         try:
@@ -205,9 +210,7 @@ class RayWorkers(RayPool, Workers):
         self.start_all()
 
     def start(self, index: int) -> Any:
-        actor = self.ray.remote(SamplerActor).options(num_cpus=1, max_restarts=0)
-        spec = self.spec.for_worker(index, self.generations[index])
-        return actor.remote(search_path(), Sampler, spec, *self.spaces)
+        return self.actor(SamplerActor, Sampler, self.spec.for_worker(index, self.generations[index]), *self.spaces)
 
     def broadcast(self, params: Params) -> int:
         self.version += 1
@@ -241,15 +244,19 @@ class RayWorkers(RayPool, Workers):
 class WorkerActor:
     """What runs in a worker process. Made a Ray actor where it is started, so that this module need not import Ray."""
 
-    def __init__(self, search_path: list[str], make_runner: Callable[..., Any], *arguments: Any) -> None:
+    def __init__(self, search_path: list[str], packed: bytes) -> None:
+        """`packed` names modules of the user's, which are found only once the search path is known."""
         sys.path.extend(path for path in search_path if path not in sys.path)
-        self.make_runner, self.arguments = make_runner, arguments
+        self.packed = packed
         self.runner: Any = None
 
     def build(self) -> Any:
         """Make the environments; not in the constructor, so that what goes wrong arrives as the error that it is."""
         if self.runner is None:
-            self.runner = self.make_runner(*self.arguments)
+            import ray.cloudpickle
+
+            make_runner, arguments = ray.cloudpickle.loads(self.packed)
+            self.runner = make_runner(*arguments)
 
     def facts(self) -> dict[str, Any]:
         """What this process is, for tests and benchmarks."""
