@@ -26,6 +26,8 @@ class Moments:
     @classmethod
     def of(cls, rows: np.ndarray) -> Moments:
         """Moments over the first axis."""
+        if not len(rows):
+            return cls.start(rows.shape[1:])
         rows = rows.astype(np.float64, copy=False)
         return cls(float(len(rows)), rows.mean(0), rows.var(0))
 

@@ -76,7 +76,7 @@ class RayStream(BusyPool, Stream):
         self.queue: deque[Fragment] = deque()
         self.arrival = threading.Condition()
         self.version = 0
-        self.params: Any = None
+        self.newest: tuple[Any, int] = None, 0  # weights and their version: one attribute, for the thread to see both
         self.start_all()
 
     def start(self, index: int) -> Any:
@@ -85,16 +85,16 @@ class RayStream(BusyPool, Stream):
     # the learner's side
 
     def publish(self, params: Params, version: int) -> None:
-        self.params, self.version = self.ray.put(params), version
+        self.newest, self.version = (self.ray.put(params), version), version
         self.start_thread()
 
     def next(self, fragments: int) -> list[Fragment]:
         with self.arrival:
             while True:
                 self.check()
-                while self.queue and self.queue[0].version < self.version - self.max_lag:
-                    self.queue.popleft()
-                    self.dropped += 1
+                fresh = [fragment for fragment in self.queue if fragment.version >= self.version - self.max_lag]
+                self.dropped += len(self.queue) - len(fresh)
+                self.queue = deque(fresh)  # a slow sampler's are old, but arrive after newer ones
                 if len(self.queue) >= fragments:
                     return [self.queue.popleft() for _ in range(fragments)]
                 self.arrival.wait(PATIENCE)
@@ -112,7 +112,7 @@ class RayStream(BusyPool, Stream):
         busy = Counter(self.pending.values())
         for index, actor in enumerate(self.actors):
             for _ in range(AHEAD - busy[index]):
-                self.pending[actor.sample.remote(self.params, self.version)] = index
+                self.pending[actor.sample.remote(*self.newest)] = index
 
     def take(self, call: Any) -> None:
         if call not in self.pending:  # of a sampler that was replaced meanwhile

@@ -122,7 +122,7 @@ def advantages_of(values: jax.Array, batch: Params, gamma: float, lam: float) ->
 
 def explained_variance(returns: Any, errors: Any, valid: Any) -> jax.Array:
     """The share of the returns' variance that the values foresaw; `errors` are returns minus values, all one shape."""
-    weight = valid / valid.sum()
+    weight = valid / jnp.maximum(valid.sum(), 1)
     pair = jnp.stack([returns, errors])
     axes = tuple(range(1, pair.ndim))
     centred = pair - (pair * weight).sum(axes, keepdims=True)

@@ -18,7 +18,7 @@ from fever.adam import AdamState
 from fever.algos import Iteration, Phases, Place, Task
 from fever.algos.fragments import GradientLearner, explained_variance, following_values, join, sampler_spec
 from fever.config import NetworkSettings, setting
-from fever.errors import FeverError, TrainingError
+from fever.errors import TrainingError
 from fever.policy import Params
 from fever.returns import vtrace
 from fever.sampler import Fragment
@@ -27,6 +27,7 @@ from fever.stream import Stream, make_stream
 STEP_METRICS = (
     "policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "explained_variance", "gradient_norm",
 )  # fmt: skip
+ROUNDING = 1e-4  # of ratios that are 1, as NumPy and XLA calculate them
 
 
 class ImpalaConfig(NetworkSettings):
@@ -40,7 +41,9 @@ class ImpalaConfig(NetworkSettings):
         64, "steps of each environment in a fragment (T)", "Espeholt et al. 2018 have 20 and 100", gt=0
     )
     fragments: int | None = setting(None, "fragments in a batch; null: as many as workers", gt=0)
-    minibatches: int = setting(4, "gradient steps per pass over a batch; divides its environments", gt=0)
+    minibatches: int = setting(
+        4, "gradient steps per pass over a batch, at most: as many as divide its environments", gt=0
+    )
     epochs: int = setting(1, "passes over each batch", "Espeholt et al. 2018", gt=0)
     queue: int = setting(4, "batches that wait at most; the oldest fragments are dropped", gt=0)
     max_lag: int = setting(64, "batches by which the weights that acted may be older than the learner's", gt=0)
@@ -76,12 +79,7 @@ class Impala(GradientLearner):
         self.config = config
         self.fragments = config.fragments or max(1, task.workers)
         self.envs = self.fragments * task.envs  # in a batch
-        self.minibatches = min(config.minibatches, self.envs)
-        if self.envs % self.minibatches:
-            raise FeverError(
-                f"minibatches={self.minibatches} does not divide the {self.envs} environments of a batch "
-                f"({self.fragments} fragments of {task.envs})"
-            )
+        self.minibatches = max(n for n in range(1, config.minibatches + 1) if self.envs % n == 0)
         self.version = 0  # batches learned from
         self._jitted_update = jax.jit(self._update)
 
@@ -172,7 +170,7 @@ class Impala(GradientLearner):
             advantages = centred / (jnp.sqrt((centred**2 * valid).sum() / total) + 1e-8)
         if config.clip is None:
             weighted = jax.lax.stop_gradient(jnp.minimum(ratio, config.delta_limit)) * advantages
-            policy_loss, outside = -log_probs * weighted, ratio > config.delta_limit
+            policy_loss, outside = -log_probs * weighted, ratio > config.delta_limit * (1 + ROUNDING)
         else:
             clipped = jnp.clip(ratio, 1 - config.clip, 1 + config.clip)
             policy_loss = -jnp.minimum(ratio * advantages, clipped * advantages)
