@@ -36,18 +36,11 @@ from tests.environments import (
     SameStepCounters,
     TimeLimitEnv,
 )
-from tests.test_trpo import compilations_kept
 
 DRAWN = "tests.environments:DrawnEnv"
 LIMIT = 60  # seconds that anything here may take on a busy machine
 SIZES = {"observations": 1, "first": 1}  # rows more than steps
 on_ray = pytest.mark.xdist_group("rollouts")  # one Ray for all of them
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compilations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with compilations_kept(tmp_path_factory.mktemp("compiled")):
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import copy
 import json
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 import fever
 from fever.algos import Place, Task
@@ -36,25 +34,6 @@ RAW = {"normalize_advantages": False, "gamma": 0.5, "gae_lambda": 0.3}
 FAR = {"max_kl": 2.0, "cg_damping": 0.01, "line_search_shrink": 0.7}
 CONTINUOUS = EnvSource(IdentityEnv, {"action_space": "box"})
 REFUSED = "no step within the trust region improves the policy; it stays as it was"
-
-
-@contextmanager
-def compilations_kept(folder: Path) -> Iterator[None]:
-    """Compile no program twice in this process: a training takes 3 seconds for it."""
-    settings = {"jax_compilation_cache_dir": str(folder), "jax_persistent_cache_min_compile_time_secs": 0.3}
-    before = {name: getattr(jax.config, name) for name in settings}
-    for name, value in settings.items():
-        jax.config.update(name, value)
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compilations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with compilations_kept(tmp_path_factory.mktemp("compiled")):
-        yield
 
 
 def make(target: Any = CounterEnv, envs: int = 4, seed: int = 0, **settings: Any) -> TRPO:
@@ -459,7 +438,7 @@ def test_episodes_of_any_length_are_one_compilation_and_more_rows_one_more() -> 
     metrics = trpo.learn(more)
     steps = sum(part.steps for part in more)
     assert np.isfinite(list(metrics.values())).all()
-    assert (trpo.rows, trpo.steps) == (int(steps * 1.25), sum(taken) + steps)
+    assert (trpo.rows, trpo.steps) == (int(steps * 1.5), sum(taken) + steps)
     for _ in zip(range(2), trpo.train(pool), strict=False):
         assert trpo._jitted_update._cache_size() == 2
 
