@@ -250,7 +250,7 @@ def waiting(measure: Measurer) -> list[Row]:
     count = 8 if measure.quick else 64
     light = {
         "trpo": ["steps=400", "value_epochs=1", "value_minibatch=1024", "cg_iterations=5"],
-        "impala": ["steps=100", "fragments=4", "minibatches=1"],
+        "impala": ["steps=200", f"fragments={count // 2}", "minibatches=1"],
     }
     rows = []
     for algo, settings in light.items():
@@ -259,8 +259,9 @@ def waiting(measure: Measurer) -> list[Row]:
         command = ["train", "benchmarks.environments:Waiting", "--algo", algo, "--envs", "1", "hidden=[16]", *settings]
         for seed in measure.rounds(1):
             options = ["--seed", str(seed), "--stop-time", "15s" if measure.quick else "30s"]
-            one, _ = measure.fever(*command, *options, "--workers", "1")
             many, _ = measure.fever(*command, *options, "--workers", str(count))
+            command = ["fragments=1" if word.startswith("fragments") else word for word in command]
+            one, _ = measure.fever(*command, *options, "--workers", "1")
             row.add(rate_after(metrics_of(many), 8.0)[0], count * rate_after(metrics_of(one), 8.0)[0])
     return rows
 

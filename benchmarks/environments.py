@@ -41,18 +41,22 @@ class Busy(gymnasium.Env):
 
 
 class Waiting(Busy):
-    """Every step waits a fixed time and burns none, as a slow simulator elsewhere would."""
+    """Every step waits a fixed time, as a slow simulator elsewhere would, and does nothing else."""
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
 
     def __init__(self, milliseconds: float = 10.0) -> None:
         super().__init__(milliseconds)
+        self.observation = np.zeros(1, np.float32)
 
-    def _spend(self) -> None:
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Wait; the reward is always the same."""
         time.sleep(self.seconds)
+        self.steps += 1
+        return self.observation, 1.0, False, self.steps >= 100, {}
 
     def _observe(self) -> np.ndarray:
-        return np.full(1, self.steps / 100, np.float32)
+        return self.observation
 
 
 class Uneven(Waiting):

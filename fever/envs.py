@@ -58,6 +58,7 @@ class LoopEnvs:
         self.envs: list[gym.Env] = []
         self.steps = 0
         self.masks: list[Any] | None = None  # of the observations in hand, where infos have them
+        self.plain: tuple[int, ...] | None = None  # shape of an observation that is nothing but numbers
         try:
             for index in range(count):
                 self.envs.append(make_env(source, context, index))
@@ -76,6 +77,8 @@ class LoopEnvs:
             self.masks = [None] * self.count
         for index, info in enumerate(infos):
             self._keep_mask(index, info)
+        if self.observation["type"] == "box" and self.observation["dtype"] != "uint8":
+            self.plain = native_shape(self.observation)
         return self._encode(list(observations))
 
     def _reset(self, index: int, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
@@ -125,6 +128,10 @@ class LoopEnvs:
 
     def _encode(self, observations: list[Any], last: int | None = None, mask: Any = None) -> np.ndarray:
         """Encode the observations of all environments, or the last one of an episode in environment `last`."""
+        if self.plain is not None:  # the most frequent kind of observation, in the fewest steps
+            array = np.array(observations)
+            if array.shape[1:] == self.plain and array.dtype.kind in "fiub":
+                return array.reshape(len(array), -1).astype(np.float32, copy=False)
         masks = self.masks
         if last is not None and self.observation["type"] == "masked":
             key = self.observation["key"]

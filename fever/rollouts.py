@@ -46,7 +46,7 @@ class EpisodeRunner:
     def _play(self, params: Params, version: int, number: int) -> Fragment:
         """One episode as a fragment `[L, 1, ...]`, whose last observation is the episode's last."""
         begin, env_seconds = perf_counter(), 0.0
-        act, distribution = self.spec.network.act, self.distribution
+        act, distribution = self.spec.network.actor(params), self.distribution
         streams = np.random.SeedSequence([self.spec.seed, ROLLOUT_STREAM, number])
         rng = np.random.default_rng(streams)
         observation = self.envs.reset([int(streams.spawn(1)[0].generate_state(1)[0])])
@@ -61,7 +61,7 @@ class EpisodeRunner:
             t = len(rewards)
             if t % NOISE == 0:
                 noise = distribution.noise(rng, (NOISE, 1))
-            output, _ = act(params, observation, self.memory)
+            output, _ = act(observation, self.memory)
             action = distribution.sample(output, noise[t % NOISE])
             env_action = distribution.to_env(action)
             before = perf_counter()

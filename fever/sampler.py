@@ -158,7 +158,7 @@ class Runner:
         The loop acts, steps, and does nothing else: while an environment waits, caches grow cold, and every line here
         costs several times of what it costs otherwise.
         """
-        act, to_env, step_all = self.spec.network.act, self.distribution.to_env, self.envs.step
+        act, to_env, step_all = self.spec.network.actor(params), self.distribution.to_env, self.envs.step
         recurrent, delay = self.spec.network.state_size > 0, 0 if self.envs.next_step else 1
         observation, state, ended = self.observation, self.state, [*self.ended]
         observations, outputs, actions, taken, states = [observation], [], [], [], []
@@ -166,7 +166,7 @@ class Runner:
         for t in range(steps):
             if recurrent:
                 state = np.where(ended[t + delay][:, None], np.float32(0), state)
-            output, state = act(params, observation, state)
+            output, state = act(observation, state)
             action = choose(t, output)
             env_action = to_env(action)
             before = perf_counter()

@@ -273,3 +273,30 @@ def test_one_seed_gives_one_set_of_weights() -> None:
     for name, value in first.items():
         np.testing.assert_array_equal(value, second[name])
     assert not np.array_equal(first["core/x"], other["core/x"])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"activation": "relu", "hidden": ()},
+        {"log_std": -0.5, "outputs": 4},
+        {"dueling": True, "action_values": True},
+        {"recurrent": "gru", "recurrent_size": 3},
+        {"mask": 3},
+        {"input_dtype": "uint8"},
+    ],
+)
+@pytest.mark.parametrize("normalised", [False, True])
+def test_what_is_prepared_for_many_steps_acts_as_a_single_one(fields: dict[str, Any], normalised: bool) -> None:
+    network = Network(**{"input_shape": (7,), "input_dtype": "float32", "outputs": 3, "hidden": (5, 4), **fields})
+    rng = np.random.default_rng(0)
+    params = {name: rng.normal(0, 0.5, value.shape).astype(np.float32) for name, value in network.init(rng).items()}
+    if normalised:
+        params |= {"observation/mean": np.ones(7, np.float32), "observation/std": np.full(7, 0.1, np.float32)}
+    observations = rng.integers(0, 3, (6, 7)).astype(network.input_dtype)
+    state = rng.normal(size=(6, network.state_size)).astype(np.float32)
+    for expected, got in zip(
+        network.act(params, observations, state), network.actor(params)(observations, state), strict=True
+    ):
+        np.testing.assert_array_equal(got, expected)

@@ -159,8 +159,9 @@ def test_conjugate_gradients_solve(size: int, seed: int) -> None:
     root = rng.normal(size=(size, size))
     matrix = (root @ root.T / size + 0.1 * np.eye(size)).astype(np.float32)
     goal = rng.normal(size=size).astype(np.float32)
-    solution = conjugate_gradients(lambda x: matrix @ x, jnp.asarray(goal), 3 * size)
+    solution, image = conjugate_gradients(lambda x: matrix @ x, jnp.asarray(goal), 3 * size)
     np.testing.assert_allclose(solution, np.linalg.solve(matrix.astype(np.float64), goal), rtol=2e-3, atol=2e-3)
+    np.testing.assert_allclose(image, matrix @ solution, rtol=1e-3, atol=1e-4)
 
 
 def test_every_step_of_conjugate_gradients_comes_nearer() -> None:
@@ -170,7 +171,7 @@ def test_every_step_of_conjugate_gradients_comes_nearer() -> None:
     exact = np.linalg.solve(matrix.astype(np.float64), goal)
     errors = []
     for iterations in range(12):
-        error = np.asarray(conjugate_gradients(lambda x: matrix @ x, jnp.asarray(goal), iterations)) - exact
+        error = np.asarray(conjugate_gradients(lambda x: matrix @ x, jnp.asarray(goal), iterations)[0]) - exact
         errors.append(error @ matrix @ error)
     assert errors == sorted(errors, reverse=True)
     assert errors[0] > 3 * errors[3] > 9 * errors[11]
@@ -186,14 +187,14 @@ def test_conjugate_gradients_stop_at_an_exact_solution(scales: list[float], need
         jax.debug.callback(lambda: calls.append(1))
         return jnp.asarray(scales) * x
 
-    solution = conjugate_gradients(product, goal, 50)
+    solution, _ = conjugate_gradients(product, goal, 50)
     jax.effects_barrier()
     np.testing.assert_allclose(solution, goal / jnp.asarray(scales), rtol=1e-5)
     assert len(calls) == needed
 
 
 def test_conjugate_gradients_of_nothing_are_nothing() -> None:
-    np.testing.assert_array_equal(conjugate_gradients(lambda x: 0 * x, jnp.zeros(5), 10), np.zeros(5))
+    np.testing.assert_array_equal(conjugate_gradients(lambda x: 0 * x, jnp.zeros(5), 10), np.zeros((2, 5)))
 
 
 # The policy's step.

@@ -210,10 +210,20 @@ class TRPO:
             return pull(curved)[0] + config.cg_damping * vector
 
         gradient = pull(jax.grad(surrogate)(old))[0]
-        direction = conjugate_gradients(fisher, gradient, config.cg_iterations)
-        length = jnp.sqrt(2 * config.max_kl / jnp.maximum(direction @ fisher(direction), 1e-20))
-        policy, fraction = self._line_search(policy, length * direction, gradient, outputs_of, surrogate, divergence)
-        new = outputs_of(policy)
+        direction, image = conjugate_gradients(fisher, gradient, config.cg_iterations)
+        length = jnp.sqrt(2 * config.max_kl / jnp.maximum(direction @ image, 1e-20))
+        before, forecast = surrogate(old), length * (gradient @ direction)
+
+        def quality(fraction: Any) -> tuple[Any, Any]:
+            """Whether this fraction of the step improves the surrogate as it should and stays within the region, and
+            the outputs that it leads to."""
+            outputs = outputs_of(policy + fraction * length * direction)
+            gain = surrogate(outputs) - before
+            good = (gain > 0) & (gain >= config.accept_ratio * fraction * forecast)
+            return good & (divergence(outputs) <= config.max_kl), outputs  # false for NaN
+
+        fraction, new = line_search(quality, old, config.line_search_steps, config.line_search_shrink)
+        policy = jnp.where(fraction > 0, policy + fraction * length * direction, policy)
         log_ratio = old_log_probs - rows["log_probs"]  # of this policy to the one that sampled: rounding, no more
         before_kl = ((jnp.exp(log_ratio) - 1 - log_ratio) * weight).sum()
 
@@ -222,38 +232,13 @@ class TRPO:
         value, optimizer_state = self._fit_values(value, optimizer_state, features, returns, valid, orders)
         fitted = network.value(self.values.unpack(value), features, jnp)
         metrics = [
-            surrogate(old), surrogate(new), before_kl, divergence(new),
+            before, surrogate(new), before_kl, divergence(new),
             (distribution.entropy(old, jnp) * weight).sum(), (distribution.entropy(new, jnp) * weight).sum(),
             ((returns - values) ** 2 * weight).sum(), ((returns - fitted) ** 2 * weight).sum(),
             explained_variance(returns, returns - values, valid), explained_variance(returns, returns - fitted, valid),
             fraction, jnp.sqrt(gradient @ gradient),
         ]  # fmt: skip
         return policy, value, optimizer_state, jnp.stack(metrics)
-
-    def _line_search(
-        self, policy: Any, step: Any, gradient: Any, outputs_of: Any, surrogate: Any, divergence: Any
-    ) -> tuple[Any, Any]:
-        """The longest of the step's fractions that improves the surrogate as far as it should and stays within the
-        trust region. Returns the new policy and the fraction; the old policy and 0 if there is none."""
-        config = self.config
-        before, forecast = surrogate(outputs_of(policy)), gradient @ step
-
-        def accepts(fraction: Any) -> Any:
-            outputs = outputs_of(policy + fraction * step)
-            gain = surrogate(outputs) - before
-            inside = divergence(outputs) <= config.max_kl
-            return (gain > 0) & (gain >= config.accept_ratio * fraction * forecast) & inside  # false for NaN
-
-        def further(carry: tuple[Any, Any]) -> Any:
-            return (carry[0] < config.line_search_steps) & ~carry[1]
-
-        def shrink(carry: tuple[Any, Any]) -> tuple[Any, Any]:
-            tried = carry[0]
-            return tried + 1, accepts(config.line_search_shrink**tried)
-
-        tried, accepted = jax.lax.while_loop(further, shrink, (jnp.asarray(0), jnp.asarray(False)))
-        fraction = jnp.where(accepted, config.line_search_shrink ** (tried - 1.0), 0.0)
-        return jnp.where(accepted, policy + fraction * step, policy), fraction
 
     def _fit_values(
         self, value: Any, optimizer_state: AdamState, features: Any, returns: Any, valid: Any, orders: Any
@@ -289,9 +274,13 @@ class TRPO:
         self.rng.bit_generator.state = facts["rng"]
 
 
-def conjugate_gradients(product: Callable[[Any], Any], goal: Any, iterations: int, tolerance: float = 1e-10) -> Any:
-    """Solve `product(x) = goal` for x `[P]`, with `product` linear, symmetric and positive; JAX, traceable."""
+def conjugate_gradients(
+    product: Callable[[Any], Any], goal: Any, iterations: int, tolerance: float = 1e-10
+) -> tuple[Any, Any]:
+    """Solve `product(x) = goal` for x `[P]`, with `product` linear, symmetric and positive; JAX, traceable.
 
+    Returns x and `product(x)`, which is `goal` once it has converged.
+    """
     size = goal @ goal
 
     def proceed(carry: tuple[Any, ...]) -> Any:
@@ -307,7 +296,24 @@ def conjugate_gradients(product: Callable[[Any], Any], goal: Any, iterations: in
         return done + 1, solution + rate * direction, residual, residual + following / square * direction, following
 
     start = jnp.asarray(0), jnp.zeros_like(goal), goal, goal, size
-    return jax.lax.while_loop(proceed, step, start)[1]
+    _, solution, residual, _, _ = jax.lax.while_loop(proceed, step, start)
+    return solution, goal - residual
+
+
+def line_search(quality: Callable[[Any], tuple[Any, Any]], start: Any, steps: int, shrink: float) -> tuple[Any, Any]:
+    """The largest of the fractions 1, shrink, shrink^2, ... for which `quality(fraction)` is true, and what else it
+    gave there; 0 and `start` if there is none among the first `steps`."""
+
+    def further(carry: tuple[Any, ...]) -> Any:
+        tried, good, _ = carry
+        return (tried < steps) & ~good
+
+    def attempt(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+        tried, _, _ = carry
+        return tried + 1, *quality(shrink**tried)
+
+    tried, good, found = jax.lax.while_loop(further, attempt, (jnp.asarray(0), jnp.asarray(False), start))
+    return jnp.where(good, shrink ** (tried - 1.0), 0.0), jnp.where(good, found, start)
 
 
 def episode_statistics(parts: list[Fragment]) -> dict[str, float]:
