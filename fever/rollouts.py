@@ -186,7 +186,7 @@ class RayRollouts(RayPool, Rollouts):
                 worker = self.idle.popleft()
                 call = self.actors[worker].play.remote(self.params, self.version, numbers)
                 self.pending[call] = worker, numbers, self.version
-            for call in self.ray.wait(list(self.pending), num_returns=1)[0]:
+            for call in self.finished(self.pending):
                 worker, numbers, version = self.pending.pop(call)
                 self.idle.append(worker)
                 try:

@@ -12,7 +12,7 @@ import secrets
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +119,13 @@ class RayPool(Pool):
         """What `get` raises when a process died, or its machine."""
         return self.ray.exceptions.RayActorError, self.ray.exceptions.ObjectLostError
 
+    def finished(self, calls: Iterable[Any], timeout: float | None = None) -> list[Any]:
+        """All calls that have ended; waits for the first one, if need be so long."""
+        pending = list(calls)
+        if not self.ray.wait(pending, num_returns=1, timeout=timeout)[0]:
+            return []
+        return self.ray.wait(pending, num_returns=len(pending), timeout=0)[0]
+
     def replace(self, index: int, error: Exception) -> None:
         """Start another actor in the place of one that died."""
         self.restarts += 1
@@ -179,9 +186,8 @@ class BusyPool(RayPool):
                 calls = self.calls()
                 if not calls:
                     self.closing.wait(0.005)
-                elif self.ray.wait(calls, num_returns=1, timeout=0.1)[0]:
-                    for call in self.ray.wait(calls, num_returns=len(calls), timeout=0)[0]:
-                        self.take(call)
+                for call in self.finished(calls, timeout=0.1) if calls else ():
+                    self.take(call)
         except BaseException as error:
             logging.debug("the thread that hands out work ended", exc_info=True)
             self.failure = error
@@ -226,7 +232,7 @@ class RayWorkers(RayPool, Workers):
             while idle and len(made) + len(pending) < fragments:
                 index = idle.pop(0)
                 pending[self.actors[index].sample.remote(self.params, self.version)] = index
-            for reference in self.ray.wait(list(pending), num_returns=1)[0]:
+            for reference in self.finished(pending):
                 index = pending.pop(reference)
                 try:
                     fragment = self.get(reference)
