@@ -249,8 +249,8 @@ def waiting(measure: Measurer) -> list[Row]:
     """TRPO and IMPALA with workers of one environment that only waits 10 ms a step: many against one."""
     count = 8 if measure.quick else 64
     light = {
-        "trpo": ["steps=400", "value_epochs=1", "value_minibatch=1024", "cg_iterations=5"],
-        "impala": ["steps=200", f"fragments={count // 2}", "minibatches=1"],
+        "trpo": ["steps=1000", "value_epochs=1", "value_minibatch=1024", "cg_iterations=5"],
+        "impala": ["steps=400", f"fragments={count // 2}", "minibatches=1"],
     }
     rows = []
     for algo, settings in light.items():
@@ -258,7 +258,7 @@ def waiting(measure: Measurer) -> list[Row]:
         rows.append(row)
         command = ["train", "benchmarks.environments:Waiting", "--algo", algo, "--envs", "1", "hidden=[16]", *settings]
         for seed in measure.rounds(1):
-            options = ["--seed", str(seed), "--stop-time", "15s" if measure.quick else "30s"]
+            options = ["--seed", str(seed), "--stop-time", "30s" if measure.quick else "45s"]
             many, _ = measure.fever(*command, *options, "--workers", str(count))
             command = ["fragments=1" if word.startswith("fragments") else word for word in command]
             one, _ = measure.fever(*command, *options, "--workers", "1")
