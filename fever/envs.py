@@ -129,7 +129,10 @@ class LoopEnvs:
     def _encode(self, observations: list[Any], last: int | None = None, mask: Any = None) -> np.ndarray:
         """Encode the observations of all environments, or the last one of an episode in environment `last`."""
         if self.plain is not None:  # the most frequent kind of observation, in the fewest steps
-            array = np.array(observations)
+            try:
+                array = np.array(observations)
+            except ValueError:
+                array = np.empty(0)  # they differ in shape: what follows has a sentence for that
             if array.shape[1:] == self.plain and array.dtype.kind in "fiub":
                 return array.reshape(len(array), -1).astype(np.float32, copy=False)
         masks = self.masks

@@ -2,10 +2,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,15 +11,6 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parent.parent
-COMPILED = "JAX_COMPILATION_CACHE_DIR"  # read by JAX
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Compile no program twice in all the processes of the tests: trainings of seconds compile for seconds."""
-    if COMPILED not in os.environ:  # pytest-xdist's workers have it from the process that started them
-        os.environ[COMPILED] = tempfile.mkdtemp(prefix="fever-compiled-")
-        os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
-        config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(COMPILED), ignore_errors=True))
 
 
 def run_fever(*words: str, cwd: Path, timeout: float = 120, **variables: str) -> subprocess.CompletedProcess[str]:
