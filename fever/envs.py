@@ -132,7 +132,7 @@ class LoopEnvs:
             try:
                 array = np.array(observations)
             except ValueError:
-                array = np.empty(0)  # they differ in shape: what follows has a sentence for that
+                array = np.empty(0, object)  # they differ in shape: what follows has a sentence for that
             if array.shape[1:] == self.plain and array.dtype.kind in "fiub":
                 return array.reshape(len(array), -1).astype(np.float32, copy=False)
         masks = self.masks
