@@ -58,7 +58,6 @@ class LoopEnvs:
         self.envs: list[gym.Env] = []
         self.steps = 0
         self.masks: list[Any] | None = None  # of the observations in hand, where infos have them
-        self.plain: tuple[int, ...] | None = None  # shape of an observation that is nothing but numbers
         try:
             for index in range(count):
                 self.envs.append(make_env(source, context, index))
@@ -72,13 +71,11 @@ class LoopEnvs:
 
     def reset(self, seeds: list[int]) -> np.ndarray:
         observations, infos = zip(*(self._reset(index, seed) for index, seed in enumerate(seeds)), strict=True)
-        if MASK in infos[0] and self.observation["type"] != "masked":
-            self.observation = describe_mask(self.name, self.observation, self.action)
+        self.observation = describe_info(self.name, self.observation, self.action, infos[0])
+        if self.observation["type"] == "masked" and self.observation["key"] is None:
             self.masks = [None] * self.count
         for index, info in enumerate(infos):
             self._keep_mask(index, info)
-        if self.observation["type"] == "box" and self.observation["dtype"] != "uint8":
-            self.plain = native_shape(self.observation)
         return self._encode(list(observations))
 
     def _reset(self, index: int, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
@@ -128,13 +125,6 @@ class LoopEnvs:
 
     def _encode(self, observations: list[Any], last: int | None = None, mask: Any = None) -> np.ndarray:
         """Encode the observations of all environments, or the last one of an episode in environment `last`."""
-        if self.plain is not None:  # the most frequent kind of observation, in the fewest steps
-            try:
-                array = np.array(observations)
-            except ValueError:
-                array = np.empty(0, object)  # they differ in shape: what follows has a sentence for that
-            if array.shape[1:] == self.plain and array.dtype.kind in "fiub":
-                return array.reshape(len(array), -1).astype(np.float32, copy=False)
         masks = self.masks
         if last is not None and self.observation["type"] == "masked":
             key = self.observation["key"]
@@ -179,8 +169,7 @@ class NativeEnvs:
 
     def reset(self, seeds: list[int]) -> np.ndarray:
         observations, info = self.env.reset(seed=seeds[0])
-        if MASK in info and self.observation["type"] != "masked":
-            self.observation = describe_mask(self.name, self.observation, self.action)
+        self.observation = describe_info(self.name, self.observation, self.action, info)
         return self._encode(observations, info)
 
     def step(self, actions: np.ndarray) -> Step:
@@ -245,12 +234,18 @@ def describe_spaces(name: str, observation_space: Any, action_space: Any) -> tup
             raise FeverError(f"{name} cannot be trained on: its {which} space: {error}") from error
     observation, action = found
     if observation["type"] == "dict" and MASK in observation["spaces"]:
-        observation = describe_mask(name, observation, action, MASK)
+        observation = _describe_mask(name, observation, action, MASK)
     return observation, action
 
 
-def describe_mask(name: str, observation: Description, action: Description, key: str | None = None) -> Description:
-    """Describe observations whose mask of actions is in their part `key`, or else in the infos."""
+def describe_info(name: str, observation: Description, action: Description, info: dict[str, Any]) -> Description:
+    """The description of observations after a first reset, whose info may bring a mask of actions."""
+    if MASK not in info or observation["type"] == "masked":
+        return observation
+    return _describe_mask(name, observation, action, None)
+
+
+def _describe_mask(name: str, observation: Description, action: Description, key: str | None) -> Description:
     try:
         return with_mask(observation, action, key)
     except ValueError as error:

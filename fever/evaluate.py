@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fever.envs import MASK, describe_mask, describe_spaces, make_envs
+from fever.envs import MASK, describe_info, describe_spaces, make_envs
 from fever.errors import FeverError
 from fever.run import Checkpoint, Run
 from fever.sources import EnvContext, EnvSource, make_env
@@ -85,11 +85,10 @@ def record(checkpoint: Checkpoint, source: EnvSource, path: Path, steps: int, se
     with tempfile.TemporaryDirectory(prefix="fever-") as folder:
         env = make_env(source, EnvContext(workdir=Path(folder), render_mode="rgb_array"))
         try:
-            spaces = describe_spaces(source.name, env.observation_space, env.action_space)
+            has, takes = describe_spaces(source.name, env.observation_space, env.action_space)
             observation, info = env.reset(seed=seed)
-            if MASK in info and spaces[0]["type"] != "masked":
-                spaces = describe_mask(source.name, *spaces), spaces[1]
-            check_spaces(checkpoint.manifest["policy"], *spaces, source.name, checkpoint.path)
+            has = describe_info(source.name, has, takes, info)
+            check_spaces(checkpoint.manifest["policy"], has, takes, source.name, checkpoint.path)
             frames.append(_frame(env, source.name))
             for _ in range(steps):
                 action = policy.act(observation, mask=info.get(MASK))

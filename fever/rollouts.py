@@ -20,7 +20,7 @@ from fever.policy import Params, distribution_for
 from fever.policy.spaces import Description
 from fever.sampler import Episode, Fragment, SamplerSpec, check_spaces, discount, pile, scalars
 from fever.sources import EnvContext
-from fever.workers import Pool, RayPool, WorkerActor
+from fever.workers import Broadcasting, RayPool, WorkerActor
 
 ROLLOUT_STREAM = 2**32 - 3  # of random numbers, where samplers have their worker's index
 NOISE = 256  # steps for which random numbers are drawn at once
@@ -117,12 +117,8 @@ class EpisodeRunner:
         self.envs.close()
 
 
-class Rollouts(Pool):
+class Rollouts(Broadcasting):
     """What an algorithm sees of those who play episodes."""
-
-    def broadcast(self, params: Params) -> int:
-        """Make these the weights that act from now on; returns their version."""
-        raise NotImplementedError
 
     def collect(self, first: int, steps: int) -> list[Fragment]:
         """The fewest rollouts, numbered from `first` on, that have this many steps together, in order."""
@@ -134,13 +130,6 @@ class LocalRollouts(Rollouts):
 
     def __init__(self, spec: SamplerSpec, observation: Description, action: Description, limit: int | None) -> None:
         self.runner = EpisodeRunner(spec, observation, action, limit)
-        self.params: Params = {}
-        self.version = 0
-
-    def broadcast(self, params: Params) -> int:
-        self.params = params
-        self.version += 1
-        return self.version
 
     def collect(self, first: int, steps: int) -> list[Fragment]:
         made: list[Fragment] = []
@@ -160,8 +149,6 @@ class RayRollouts(RayPool, Rollouts):
     ) -> None:
         super().__init__(count, generation=0)
         self.spec, self.arguments = spec, (observation, action, limit)
-        self.version = 0
-        self.params: Any = None
         self.pending: dict[Any, tuple[int, list[int], int]] = {}  # call -> worker, rollouts, version
         self.idle: deque[int] = deque(range(count))
         self.lengths: deque[int] = deque(maxlen=100)  # of the last episodes: to foresee how many are needed
@@ -170,11 +157,6 @@ class RayRollouts(RayPool, Rollouts):
     def start(self, index: int) -> Any:
         spec = self.spec.for_worker(index, self.generations[index])
         return self.actor(EpisodeActor, EpisodeRunner, spec, *self.arguments)
-
-    def broadcast(self, params: Params) -> int:
-        self.version += 1
-        self.params = self.ray.put(params)
-        return self.version
 
     def collect(self, first: int, steps: int) -> list[Fragment]:
         made: dict[int, Fragment] = {}

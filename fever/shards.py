@@ -112,7 +112,7 @@ class RayExperience(BusyPool, Experience):
     # the learner's side
 
     def publish(self, params: Params, version: int, epsilons: np.ndarray) -> None:
-        self.params, self.version, self.epsilons = self.ray.put(params), version, epsilons
+        self.params, self.version, self.epsilons = self.put(params), version, epsilons
         self.start_thread()
 
     def draw(self) -> Draw | None:

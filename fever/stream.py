@@ -85,7 +85,7 @@ class RayStream(BusyPool, Stream):
     # the learner's side
 
     def publish(self, params: Params, version: int) -> None:
-        self.newest, self.version = (self.ray.put(params), version), version
+        self.newest, self.version = (self.put(params), version), version
         self.start_thread()
 
     def next(self, fragments: int) -> list[Fragment]:
@@ -131,18 +131,3 @@ class RayStream(BusyPool, Stream):
                 self.queue.popleft()
                 self.dropped += 1
             self.arrival.notify()
-
-
-def make_stream(
-    spec: SamplerSpec,
-    observation: Description,
-    action: Description,
-    count: int,
-    generation: int,
-    room: int,
-    max_lag: int,
-) -> Stream:
-    """The pool for a number of workers; 0 means this process and no Ray."""
-    if count == 0:
-        return LocalStream(spec, observation, action, generation)
-    return RayStream(spec, observation, action, count, generation, room, max_lag)

@@ -42,12 +42,25 @@ class Pool:
         """Read what `save` wrote."""
 
 
-class Workers(Pool):
-    """What an on-policy algorithm sees of the samplers."""
+class Broadcasting(Pool):
+    """A pool whose workers all act with the weights that were broadcast last."""
+
+    params: Any = None
+    version = 0
 
     def broadcast(self, params: Params) -> int:
         """Make these the weights that act from now on; returns their version."""
-        raise NotImplementedError
+        self.params = self.put(params)
+        self.version += 1
+        return self.version
+
+    def put(self, params: Params) -> Any:
+        """What a worker is given for these weights: themselves, or one copy for all of a cluster."""
+        return params
+
+
+class Workers(Broadcasting):
+    """What an on-policy algorithm sees of the samplers."""
 
     def collect(self, fragments: int) -> list[Fragment]:
         """Exactly this many fragments, all made with the weights broadcast last, in a stable order."""
@@ -59,13 +72,6 @@ class LocalWorkers(Workers):
 
     def __init__(self, spec: SamplerSpec, observation: Description, action: Description, generation: int = 0) -> None:
         self.sampler = Sampler(spec.for_worker(0, generation), observation, action)
-        self.version = 0
-        self.params: Params = {}
-
-    def broadcast(self, params: Params) -> int:
-        self.params = params
-        self.version += 1
-        return self.version
 
     def collect(self, fragments: int) -> list[Fragment]:
         return [self.sampler.sample(self.params, self.version) for _ in range(fragments)]
@@ -104,6 +110,9 @@ class RayPool(Pool):
         except BaseException:
             self.close()
             raise
+
+    def put(self, params: Params) -> Any:
+        return self.ray.put(params)
 
     def get(self, references: Any) -> Any:
         """`ray.get`, with a mistake of the user's as it was raised instead of a remote traceback."""
@@ -211,17 +220,10 @@ class RayWorkers(RayPool, Workers):
     ) -> None:
         super().__init__(count, generation)
         self.spec, self.spaces = spec, (observation, action)
-        self.version = 0
-        self.params: Any = None
         self.start_all()
 
     def start(self, index: int) -> Any:
         return self.actor(SamplerActor, Sampler, self.spec.for_worker(index, self.generations[index]), *self.spaces)
-
-    def broadcast(self, params: Params) -> int:
-        self.version += 1
-        self.params = self.ray.put(params)
-        return self.version
 
     def collect(self, fragments: int) -> list[Fragment]:
         made: list[tuple[int, int, Fragment]] = []  # worker, its how-manieth, fragment

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from fever.sources import EnvContext, EnvSource
 from fever.stream import Stream
 from fever.trainer import resume
 from tests.environments import CounterEnv, ImageEnv, MaskedEnv, NextStepCounters, NextStepMasked
+from tests.helpers import changed, split
 
 COMPILED: dict[str, Any] = {}  # one update for all algorithms here whose update is the same program
 OUTSIDE = {"steps", "minibatches", "epochs", "fragments", "queue", "max_lag", "normalize_rewards"}
@@ -61,22 +61,6 @@ def collect(impala: Impala, target: Any = CounterEnv, seed: int = 0, skip: int =
     log_probs = fragment.arrays["log_probs"]
     log_probs = log_probs + noise * np.random.default_rng(seed).normal(size=log_probs.shape).astype(np.float32)
     return changed(fragment, log_probs=log_probs)
-
-
-def changed(fragment: Fragment, **arrays: np.ndarray) -> Fragment:
-    other = copy.copy(fragment)
-    other.arrays = {**fragment.arrays, **arrays}
-    return other
-
-
-def split(fragment: Fragment, count: int) -> list[Fragment]:
-    """The same experience as several fragments of fewer environments."""
-    parts = [copy.copy(fragment) for _ in range(count)]
-    for index, part in enumerate(parts):
-        part.arrays = {
-            name: np.split(array, count, 0 if name == "state" else 1)[index] for name, array in fragment.arrays.items()
-        }
-    return parts
 
 
 def enlarge(impala: Impala, factor: float = 30) -> None:

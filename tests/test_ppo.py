@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 import json
 from typing import Any
 from unittest.mock import Mock
@@ -23,6 +22,7 @@ from fever.sampler import Fragment, Sampler, SamplerSpec
 from fever.sources import EnvContext, EnvSource
 from fever.workers import LocalWorkers
 from tests.environments import CounterEnv, IdentityEnv, ImageEnv, NextStepCounters, SameStepCounters
+from tests.helpers import changed, split
 
 COMPILED: dict[str, Any] = {}  # one update for all algorithms here whose update is the same program
 OUTSIDE = {  # settings that the compiled update gets as arguments, as shapes, or not at all
@@ -60,22 +60,6 @@ def collect(ppo: PPO, target: Any = CounterEnv, seed: int = 0, skip: int = 1) ->
     spec = SamplerSpec(source, ppo.network, envs, ppo.config.steps, 0.99, seed)
     sampler = Sampler(spec, ppo.task.observation, ppo.task.action)
     return [sampler.sample(ppo.weights()) for _ in range(skip + 1)][-1]
-
-
-def split(fragment: Fragment, count: int) -> list[Fragment]:
-    """The same experience as several fragments of fewer environments."""
-    parts = [copy.copy(fragment) for _ in range(count)]
-    for index, part in enumerate(parts):
-        part.arrays = {
-            name: np.split(array, count, 0 if name == "state" else 1)[index] for name, array in fragment.arrays.items()
-        }
-    return parts
-
-
-def changed(fragment: Fragment, **arrays: np.ndarray) -> Fragment:
-    other = copy.copy(fragment)
-    other.arrays = {**fragment.arrays, **arrays}
-    return other
 
 
 def assert_same_weights(here: PPO, there: PPO, **tolerance: float) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from fever.shards import AHEAD, SLACK, RayExperience
 from fever.sources import EnvContext, EnvSource
 from fever.workers import start_ray
 from tests.conftest import ROOT, run_fever
+from tests.helpers import wait_for
 from tests.test_workers import processes_with
 
 LIMIT = 30  # seconds that anything here may take on a busy machine
@@ -69,15 +70,6 @@ def started(
         yield experience
     finally:
         experience.close()
-
-
-def wait_for(condition: Callable[[], Any], what: str, seconds: float = LIMIT) -> Any:
-    """Wait until a condition holds, but not for ever."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"no {what} within {seconds} s"
-        time.sleep(0.02)
-    return found
 
 
 def next_draw(experience: RayExperience) -> Draw:

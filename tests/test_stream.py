@@ -24,6 +24,7 @@ from fever.sampler import Fragment
 from fever.sources import EnvContext, EnvSource
 from fever.stream import LocalStream, RayStream
 from fever.workers import start_ray
+from tests.helpers import wait_for
 
 LIMIT = 30  # seconds that anything here may take on a busy machine
 pytestmark = pytest.mark.xdist_group("stream")  # one Ray for all of them
@@ -66,15 +67,6 @@ def started(
         yield stream, algorithm.weights()
     finally:
         stream.close()
-
-
-def wait_for(condition: Callable[[], Any], what: str, seconds: float = LIMIT) -> Any:
-    """Wait until a condition holds, but not for ever."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"no {what} within {seconds} s"
-        time.sleep(0.02)
-    return found
 
 
 def pids_of(stream: RayStream) -> list[int]:

@@ -26,6 +26,7 @@ from fever.rollouts import LocalRollouts
 from fever.sampler import Episode, Fragment, Sampler, SamplerSpec
 from fever.trainer import resume
 from tests.environments import CounterEnv, DrawnEnv, IdentityEnv, ImageEnv, MaskedEnv, NextStepCounters
+from tests.helpers import changed
 
 COMPILED: dict[str, Any] = {}  # one update for all algorithms here whose update is the same program
 OUTSIDE = {"steps", "timesteps_per_batch", "timestep_limit", "value_epochs", "value_minibatch", "normalize_rewards"}
@@ -58,12 +59,6 @@ def sampler(trpo: TRPO, target: Any = CounterEnv, seed: int = 0) -> Sampler:
 
 def collect(trpo: TRPO, target: Any = CounterEnv, seed: int = 0) -> Fragment:
     return sampler(trpo, target, seed).sample(trpo.weights())
-
-
-def changed(fragment: Fragment, **arrays: np.ndarray) -> Fragment:
-    other = copy.copy(fragment)
-    other.arrays = {**fragment.arrays, **arrays}
-    return other
 
 
 def enlarge(trpo: TRPO, factor: float = 30) -> None:

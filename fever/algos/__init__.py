@@ -14,11 +14,11 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from fever.config import NetworkSettings
-from fever.errors import FeverError
+from fever.errors import FeverError, TrainingError
 from fever.policy import Network, Params
 from fever.policy.policy import network_for
 from fever.policy.spaces import Description
-from fever.sampler import Report
+from fever.sampler import Report, SamplerSpec
 from fever.sources import EnvSource
 from fever.workers import Pool
 
@@ -132,6 +132,19 @@ def _load(name: str) -> Any:
         raise FeverError(f"there is no algorithm {name}; {hint}There are: {', '.join(ALGORITHMS)}")
     module, _, attribute = ALGORITHMS[name].partition(":")
     return getattr(importlib.import_module(module), attribute)
+
+
+def sampler_spec(place: Place, network: Network, task: Task, steps: int, gamma: float | None = None) -> SamplerSpec:
+    """What gathers experience in calls of this many steps; `gamma` is for the returns that rewards are scaled by."""
+    return SamplerSpec(place.source, network, task.envs, steps, gamma, task.seed, workdir=place.workdir)
+
+
+def require_finite(metrics: Any, rate: str) -> np.ndarray:
+    """The metrics of an update as NumPy's numbers; where they are none any more, a sentence that names the setting."""
+    metrics = np.asarray(metrics, np.float64)
+    if not np.isfinite(metrics).all():
+        raise TrainingError(f"the loss is not a number any more; a smaller {rate} usually helps")
+    return metrics
 
 
 def build_network(config: NetworkSettings, task: Task, **more: Any) -> Network:

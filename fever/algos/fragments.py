@@ -9,19 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from fever.adam import Adam, AdamState
-from fever.algos import LEARNER_STREAM, Place, State, Task, build_network
+from fever.algos import LEARNER_STREAM, State, Task, build_network, require_finite
 from fever.normalize import Normalizer
 from fever.policy import Network, Params, distribution_for
 from fever.returns import gae
-from fever.sampler import Fragment, SamplerSpec
+from fever.sampler import Fragment
 from fever.vector import Vectorizer
 
 IMAGE_CHUNK = 32  # rows of images whose patches stay in a CPU's cache
-
-
-def sampler_spec(place: Place, network: Network, task: Task, steps: int, gamma: float | None) -> SamplerSpec:
-    """What makes fragments of this many steps; `gamma` is for the returns that rewards are normalised by, if any."""
-    return SamplerSpec(place.source, network, task.envs, steps, gamma, task.seed, workdir=place.workdir)
 
 
 class GradientLearner:
@@ -52,6 +47,15 @@ class GradientLearner:
     def weights(self) -> Params:
         """The network's weights, with the observation statistics that it normalises by."""
         return {**self.vectorizer.unpack(np.asarray(self.params)), **self.normalizer.statistics()}
+
+    def finish(self, params: Any, optimizer_state: AdamState, history: Any, batch: Params) -> np.ndarray:
+        """Take over what was learned from a batch, unless it is not a number any more; returns the metrics of every
+        gradient step `[U, ...]`."""
+        history = require_finite(history, "learning_rate")
+        self.params, self.optimizer_state = params, optimizer_state
+        self.normalizer.look(batch)
+        self.steps += int(batch["valid"].sum())
+        return history
 
     def state(self) -> State:
         """Weights, optimiser, statistics, counters and the random generator."""

@@ -15,14 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fever.adam import AdamState
-from fever.algos import Iteration, Phases, Place, Task
-from fever.algos.fragments import GradientLearner, explained_variance, following_values, join, sampler_spec
+from fever.algos import Iteration, Phases, Place, Task, sampler_spec
+from fever.algos.fragments import GradientLearner, explained_variance, following_values, join
 from fever.config import NetworkSettings, setting
-from fever.errors import TrainingError
 from fever.policy import Params
 from fever.returns import vtrace
 from fever.sampler import Fragment
-from fever.stream import Stream, make_stream
+from fever.stream import LocalStream, RayStream, Stream
 
 STEP_METRICS = (
     "policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "explained_variance", "gradient_norm",
@@ -88,8 +87,11 @@ class Impala(GradientLearner):
         task, config = self.task, self.config
         gamma = config.gamma if config.normalize_rewards else None
         spec = sampler_spec(place, self.network, task, config.steps, gamma)
+        spaces = task.observation, task.action
+        if not task.workers:
+            return LocalStream(spec, *spaces, place.generation)
         room = config.queue * self.fragments
-        return make_stream(spec, task.observation, task.action, task.workers, place.generation, room, config.max_lag)
+        return RayStream(spec, *spaces, task.workers, place.generation, room, config.max_lag)
 
     def train(self, stream: Stream) -> Iterator[Iteration]:
         """The training loop: publish, take the next batch, learn, for ever."""
@@ -117,12 +119,7 @@ class Impala(GradientLearner):
         params, optimizer_state, history = self._jitted_update(
             self.params, self.optimizer_state, batch, self.normalizer.statistics(), orders
         )
-        history = np.asarray(history, np.float64)
-        if not np.isfinite(history).all():
-            raise TrainingError("the loss is not a number any more; a smaller learning_rate usually helps")
-        self.params, self.optimizer_state = params, optimizer_state
-        self.normalizer.look(batch)
-        self.steps += int(batch["valid"].sum())
+        history = self.finish(params, optimizer_state, history, batch)
         self.version += 1
         return {**dict(zip(STEP_METRICS, history.mean(0).tolist(), strict=True)), "updates": float(len(orders))}
 

@@ -13,18 +13,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fever.algos import Iteration, Phases, Place, Task
+from fever.algos import Iteration, Phases, Place, Task, sampler_spec
 from fever.algos.fragments import (
     IMAGE_CHUNK,
     GradientLearner,
     advantages_of,
     explained_variance,
     join,
-    sampler_spec,
     values_of,
 )
 from fever.config import NetworkSettings, setting
-from fever.errors import FeverError, TrainingError
+from fever.errors import FeverError
 from fever.policy import Params
 from fever.sampler import Fragment
 from fever.workers import Workers, make_workers
@@ -138,12 +137,7 @@ class PPO(GradientLearner):
         params, optimizer_state, history, explained = self._jitted_update(
             self.params, self.optimizer_state, batch, statistics, self._orders(), learning_rate, clip
         )
-        history = np.asarray(history, np.float64)
-        if not np.isfinite(history).all():
-            raise TrainingError("the loss is not a number any more; a smaller learning_rate usually helps")
-        self.params, self.optimizer_state = params, optimizer_state
-        self.normalizer.look(batch)
-        self.steps += int(batch["valid"].sum())
+        history = self.finish(params, optimizer_state, history, batch)
         return {
             **dict(zip(STEP_METRICS, history.mean(0).tolist(), strict=True)),
             "kl": float(history[-1, KL]),

@@ -10,14 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fever.algos import LEARNER_STREAM, Iteration, Phases, Place, State, Task
-from fever.errors import TrainingError
+from fever.algos import LEARNER_STREAM, Iteration, Phases, Place, State, Task, require_finite, sampler_spec
 from fever.experience import Experience, ExperienceSpec, ReplaySettings, make_experience
 from fever.explorer import Exploration
 from fever.policy import Network, Params, distribution_for
 from fever.policy.spaces import encoded_shape
 from fever.replay import Batch, ReplaySpec
-from fever.sampler import SamplerSpec
 
 ROW_SECONDS = 2.0  # after which an iteration ends at the latest, where workers make it depend on time anyway
 METRICS = ("loss", "value_mean", "td_error", "gradient_norm")  # the first columns of what `update` returns
@@ -68,9 +66,7 @@ class ReplayAlgorithm:
         distribution = distribution_for(task.action, self.network.squashed)
         clip = config.clip_rewards if config.clip_rewards is not None else task.name.startswith("ALE/")
         spec = ExperienceSpec(
-            sampler=SamplerSpec(
-                place.source, self.network, task.envs, config.explore_steps, None, task.seed, workdir=place.workdir
-            ),
+            sampler=sampler_spec(place, self.network, task, config.explore_steps),
             observation=task.observation,
             action=task.action,
             exploration=Exploration(self.n_step, config.gamma, self.explorers, self.greedy, clip, self.prioritized),
@@ -138,9 +134,7 @@ class ReplayAlgorithm:
 
     def finish(self, learned: dict[str, Any], errors: Any, metrics: Any) -> tuple[np.ndarray, np.ndarray]:
         """Take over what was learned: TD errors of the draw's transitions, metrics of each gradient step `[U, ...]`."""
-        metrics = np.asarray(metrics, np.float64)
-        if not np.isfinite(metrics).all():
-            raise TrainingError("the loss is not a number any more; a smaller learning_rate usually helps")
+        metrics = require_finite(metrics, "learning_rate")
         self.learned = learned
         self.updates += self.config.updates
         return np.asarray(errors).reshape(-1), metrics

@@ -17,10 +17,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from fever.adam import Adam, AdamState
-from fever.algos import LEARNER_STREAM, Iteration, Phases, Place, State, Task, build_network
-from fever.algos.fragments import advantages_of, chain, explained_variance, join, sampler_spec, values_of
+from fever.algos import (
+    LEARNER_STREAM,
+    Iteration,
+    Phases,
+    Place,
+    State,
+    Task,
+    build_network,
+    require_finite,
+    sampler_spec,
+)
+from fever.algos.fragments import advantages_of, chain, explained_variance, join, values_of
 from fever.config import NetworkSettings, setting
-from fever.errors import FeverError, TrainingError
+from fever.errors import FeverError
 from fever.normalize import Normalizer
 from fever.policy import Params, distribution_for
 from fever.rollouts import Rollouts, make_rollouts
@@ -139,9 +149,7 @@ class TRPO:
         policy, value, optimizer_state, metrics = self._jitted_update(
             self.policy, self.value, self.optimizer_state, batch, self.normalizer.statistics(), orders
         )
-        row = dict(zip(METRICS, np.asarray(metrics, np.float64).tolist(), strict=True))
-        if not np.isfinite(list(row.values())).all():
-            raise TrainingError("the loss is not a number any more; a smaller value_learning_rate usually helps")
+        row = dict(zip(METRICS, require_finite(metrics, "value_learning_rate").tolist(), strict=True))
         if row["step_fraction"] == 0:
             self.refused += 1
             logging.warning("no step within the trust region improves the policy; it stays as it was")
