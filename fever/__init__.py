@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fever.policy import Policy
+    from fever.rllib.play import RllibPolicy
     from fever.trainer import Result
 
 __version__ = "0.1.0"
@@ -20,8 +21,8 @@ def train(
     algo: str = "ppo",
     *,
     env_kwargs: dict[str, Any] | None = None,
-    workers: int | str = 0,
-    envs: int = 8,
+    workers: int | str | None = None,
+    envs: int | None = None,
     seed: int = 0,
     stop: dict[str, Any] | None = None,
     runs: str | Path = "runs",
@@ -34,8 +35,9 @@ def train(
 
     `env` is a Gymnasium id, `"module:Name"`, a class or a factory function. `stop` has any of `reward`, `steps`, `time`
     (`"10m"`), `iterations` and `window`; without a rule the environment's own threshold and a million steps count.
-    `settings` are the algorithm's own, as `fever config ALGO` lists them. Raises `fever.errors.FeverError` for input
-    that cannot be used; then nothing is left on disk.
+    Without `workers` it is trained in this process, without `envs` in 8 environments at once; `rllib:NAME` has
+    RLlib's own numbers. `settings` are the algorithm's, as `fever config ALGO` lists them. Raises
+    `fever.errors.FeverError` for input that cannot be used; then nothing is left on disk.
     """
     from fever import trainer
     from fever.config import RunConfig, validate
@@ -44,14 +46,15 @@ def train(
 
     source = EnvSource(env, env_kwargs or {})
     values = {
-        "env": source.name, "env_kwargs": source.kwargs, "algo": algo, "settings": settings, "workers": workers,
-        "envs": envs, "seed": seed, "stop": stop or {}, "runs": str(runs), "name": name, "device": device,
+        "env": source.name, "env_kwargs": source.kwargs, "algo": algo, "settings": settings, "seed": seed,
+        "stop": stop or {}, "runs": str(runs), "name": name, "device": device,
     }  # fmt: skip
+    values |= {key: value for key, value in {"workers": workers, "envs": envs}.items() if value is not None}
     config = validate(RunConfig, values, "the run")
     return trainer.train(config, source, make_display("auto" if progress else "quiet"))
 
 
-def load(run: str | Path, checkpoint: str = "best", runs: str | Path = "runs") -> Policy:
+def load(run: str | Path, checkpoint: str = "best", runs: str | Path = "runs") -> Policy | RllibPolicy:
     """The policy of a run: `load(run).act(observation)`. `checkpoint` is `best`, `last` or an iteration's number."""
     from fever.run import Run
 

@@ -4,22 +4,49 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
+import signal
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from fever.errors import FeverError, TrainingError
+from fever.launch.cluster_commands import commands as cluster_commands
+from fever.launch.commands import PLACE, Json, On, commands, leave_for
+from fever.launch.meeting import CONTINUED, JOB
+from fever.options import OLD, RUN, SEARCH, STOP, configuration, gathers, stop_rules
+from fever.options import workers as parse_workers
+
+
+class Interrupted(Exception):
+    """Ctrl-C, under a name that Typer does not take for its own."""
+
+
+class Commands(TyperGroup):
+    """All commands."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise Interrupted(str(error)) from error
+
 
 app = typer.Typer(
+    cls=Commands,
     help="Train deep-reinforcement-learning agents with one command, on one machine or many.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+app.add_typer(commands)
+app.add_typer(cluster_commands)
 
 Runs = Annotated[str, typer.Option(envvar="FEVER_RUNS", help="Folder of run directories.")]
 RunName = Annotated[
@@ -27,99 +54,136 @@ RunName = Annotated[
 ]
 Which = Annotated[str, typer.Option("--checkpoint", help="best, last, or an iteration's number.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
-StopReward = Annotated[float | None, typer.Option(help="Stop at this mean return over the last episodes.")]
-StopSteps = Annotated[int | None, typer.Option(help="Stop after this many environment steps.")]
-StopTime = Annotated[str | None, typer.Option(help="Stop after this time: 90s, 10m, 2h.")]
-StopIterations = Annotated[int | None, typer.Option(help="Stop after this many training iterations.")]
-StopWindow = Annotated[int | None, typer.Option(help="Episodes that the mean return is taken over.  [default: 20]")]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Read pickles, which can run any program: only of runs that you trust.")
+]
+ENDINGS = {"interrupted": 130, "limit": CONTINUED}  # stop reasons that are no success -> exit codes
 
 
 @app.command()
+@gathers("place", PLACE)
+@gathers("old", OLD)
+@gathers("options", RUN)
 def train(
-    env: Annotated[
-        str | None, typer.Argument(help="Gymnasium id, module:Id-v0, or module:Name of a class or factory.")
-    ] = None,
-    settings: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Settings; see: fever config ALGO.")
-    ] = None,
-    algo: Annotated[str | None, typer.Option(help="Algorithm.  [default: ppo]")] = None,
-    workers: Annotated[
-        str | None, typer.Option(help="Sampler processes; 0: this process, auto: measure and decide.  [default: 0]")
-    ] = None,
-    envs: Annotated[int | None, typer.Option(help="Environments per worker.  [default: 8]")] = None,
-    seed: Annotated[int | None, typer.Option(help="The one seed that all others come from.  [default: 0]")] = None,
-    env_kwargs: Annotated[str | None, typer.Option(help="The environment's arguments, as a JSON object.")] = None,
-    stop_reward: StopReward = None,
-    stop_steps: StopSteps = None,
-    stop_time: StopTime = None,
-    stop_iterations: StopIterations = None,
-    stop_window: StopWindow = None,
-    runs: Annotated[
-        str | None, typer.Option(envvar="FEVER_RUNS", help="Folder of run directories.  [default: runs]")
-    ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the run directory.")] = None,
-    device: Annotated[str | None, typer.Option(help="Where the learner runs: auto, cpu or gpu.")] = None,
-    file: Annotated[Path | None, typer.Option("-f", "--file", help="YAML file with any of these; options win.")] = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
+    options: dict[str, Any], old: dict[str, Any], place: dict[str, Any], quiet: Quiet = False, as_json: Json = False
 ) -> None:
     """Train an agent until a stop rule is met; Ctrl-C saves and says how to go on."""
-    from fever.config import RunConfig, load_yaml, parse_assignments, validate
-
-    assignments = list(settings or [])
-    if env is not None and "=" in env:  # the environment is in the file and the first word is a setting
-        assignments.insert(0, env)
-        env = None
-    values = load_yaml(file) if file else {}
-    given = {
-        "env": env, "algo": algo, "workers": _workers(workers), "envs": envs, "seed": seed, "runs": runs, "name": name,
-        "device": device, "env_kwargs": _json_object(env_kwargs, "--env-kwargs"),
-    }  # fmt: skip
-    values |= {key: value for key, value in given.items() if value is not None}
-    assigned = parse_assignments(assignments)
-    if "iterations" in assigned and stop_iterations is None:  # no algorithm has it: how long a run is, is a stop rule
-        stop_iterations = assigned.pop("iterations")
-    values["settings"] = {**(values.get("settings") or {}), **assigned}
-    stop = _stop_rules(stop_reward, stop_steps, stop_time, stop_iterations, stop_window)
-    values["stop"] = {**(values.get("stop") or {}), **stop}
-    if "env" not in values:
-        raise FeverError("say what to train on, for example: fever train CartPole-v1")
-    config = validate(RunConfig, values, str(file) if file else "fever train")
-    from fever import trainer
-
-    result = trainer.train(config, display=_display(quiet, as_json))
-    _finish(result.summary, as_json)
+    config = configuration({**options, **old}, "train", quiet, elsewhere="on" in place)
+    leave_for(config, place, quiet, as_json)
+    _begin(config, quiet, as_json)
 
 
 @app.command()
+@gathers("place", PLACE)
+@gathers("search", SEARCH)
+@gathers("options", RUN)
+def tune(
+    options: dict[str, Any], search: dict[str, Any], place: dict[str, Any], quiet: Quiet = False, as_json: Json = False
+) -> None:
+    """Search for settings, such as learning_rate=loguniform(1e-5,1e-2): many runs, and the best one's settings."""
+    config = configuration({**options, **search}, "tune", quiet, elsewhere="on" in place)
+    leave_for(config, place, quiet, as_json)
+    _begin(config, quiet, as_json)
+
+
+def _begin(config: Any, quiet: bool, as_json: bool) -> None:
+    """A new run, or a new search."""
+    if config.search is not None:
+        _search(config, quiet, as_json)
+        return
+    from fever import trainer
+
+    _finish(trainer.train(config, display=_display(quiet, as_json)).summary, as_json)
+
+
+def _search(config: Any, quiet: bool, as_json: bool, **going_on: Any) -> None:
+    """A search, new or going on."""
+    from fever.tune import search
+    from fever.tune.table import make_table
+
+    table = make_table("quiet" if quiet else "auto", to_stderr=as_json)
+    _finish(search(config, display=table, **going_on), as_json)
+
+
+@app.command()
+@gathers("place", PLACE)
+@gathers("stop", STOP)
 def resume(
     run: RunName,
-    stop_reward: StopReward = None,
-    stop_steps: StopSteps = None,
-    stop_time: StopTime = None,
-    stop_iterations: StopIterations = None,
-    stop_window: StopWindow = None,
+    stop: dict[str, Any],
+    place: dict[str, Any],
+    workers: Annotated[
+        str | None, typer.Option(help="Sampler processes, if other than before; with --on and none before: all.")
+    ] = None,
     runs: Runs = "runs",
     checkpoint: Annotated[str, typer.Option(help="last, best, or an iteration's number.")] = "last",
+    trust: Trust = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Go on with a run from its checkpoint; new stop rules replace the old ones of the same kind."""
+    """Go on with a run from its checkpoint; new stop rules replace old ones of the same kind, and what has ended it."""
     from fever.config import RunConfig, validate
-    from fever.run import Run
 
-    found = Run.open(run, runs)
+    found = _open_to_resume(run, runs, here="on" not in place)
     values = found.config.model_dump(mode="json")
-    stop = _stop_rules(stop_reward, stop_steps, stop_time, stop_iterations, stop_window)
-    if "time" in stop:
+    if "stop_time" in stop:
         values["stop"].pop("seconds")
-    values["stop"] |= stop
+    values["stop"] |= stop_rules(stop)
+    searching = values["search"] is not None
+    if workers is not None:
+        values["workers"] = parse_workers(workers)
+    elif "on" in place and values["workers"] == 0 and not searching:
+        values["workers"] = "all"  # it was trained in one process so far, and has machines now
     config = validate(RunConfig, values, "fever resume")
+    rules, dropped = found.drop_met(config.stop, stop_rules(stop), checkpoint)
+    config = config.model_copy(update={"stop": rules})
+    if dropped and not quiet:
+        print(f"fever: the stop rule that it had met ({', '.join(dropped)}) no longer counts", file=sys.stderr)
+    if "on" in place and checkpoint != "last":
+        raise FeverError("with --on, a run goes on from its last checkpoint")
+    if "on" in place:  # the job would take it for its own
+        _require_trust(found, searching, trust)
+    leave_for(config, place, quiet, as_json, found)
+    if searching:
+        _search(config, quiet, as_json, run=found, trust=trust)
+        return
     from fever import trainer
 
-    result = trainer.resume(found, config, checkpoint, display=_display(quiet, as_json))
+    result = trainer.resume(found, config, checkpoint, display=_display(quiet, as_json), trust=trust)
     _finish(result.summary, as_json)
+
+
+def _open_to_resume(word: str, runs: str, here: bool) -> Any:
+    """A run to go on with; what its last job has made on another machine is here then. If it does not go on `here`,
+    that is seen to where it goes on: once, though this may be one of many ranks."""
+    from fever.run import Run
+
+    if JOB in os.environ:
+        return Run.open(word, runs)
+    from fever.launch import settle
+    from fever.launch.jobs import list_jobs
+
+    try:
+        found = Run.open(word, runs)
+    except FeverError:  # of a job that nobody has looked at yet
+        path = next((job.run for job in list_jobs() if word in (job.name, job.run.name, str(job.run))), None)
+        if path is None:
+            raise
+        settle(path)
+        return Run.open(str(path), runs)
+    if here and (found.job / "job.json").is_file():
+        settle(found.path)
+    return found
+
+
+def _require_trust(run: Any, searching: bool, trust: bool) -> None:
+    """Refuse to go on elsewhere with what holds pickles, unless it is trusted."""
+    if searching:
+        from fever.tune.study import may_resume
+
+        may_resume(run, trust)
+    elif run.checkpoints():
+        run.checkpoint().require(trust)
 
 
 @app.command(name="eval")
@@ -149,7 +213,7 @@ def evaluate(
 @app.command()
 def watch(
     run: RunName,
-    to: Annotated[Path | None, typer.Option(help="The file, .mp4 or .gif.  [default: RUN/videos/]")] = None,
+    to: Annotated[Path | None, typer.Option(help="The file, .mp4 or .gif.  \\[default: RUN/videos/]")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to film at most.")] = 1000,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the episode.")] = 1_000_000,
     checkpoint: Which = "best",
@@ -195,16 +259,22 @@ def list_all(runs: Runs = "runs", as_json: Json = False) -> None:
 
 
 def _run_row(run: Any) -> dict[str, Any]:
-    config, last = run.config, (run.metrics() or [{}])[-1]
-    return {
-        "run": run.path.name,
-        "env": config.env,
-        "algo": config.algo,
-        "status": run.status,
-        "steps": last.get("steps", 0),
-        "return": last.get("return_mean", "-"),
-        "steps/s": (run.summary or last).get("steps_per_second", "-"),
-    }
+    row = {
+        "run": run.path.name, "env": "-", "algo": "-", "status": "damaged", "steps": 0, "return": "-", "steps/s": "-",
+    }  # fmt: skip
+    try:
+        config, summary = run.config, run.summary or {}
+        last = run.last_row() or summary  # a search has no metrics of its own
+        return row | {
+            "env": config.env,
+            "algo": f"tune {config.algo}" if config.search else config.algo,
+            "status": run.status,
+            "steps": last.get("steps", 0),
+            "return": last.get("return_mean", "-"),
+            "steps/s": (summary or last).get("steps_per_second", "-"),
+        }
+    except FeverError:  # one run does not hide the others; `fever show` says what is wrong with it
+        return row
 
 
 @app.command()
@@ -213,7 +283,7 @@ def show(run: RunName, runs: Runs = "runs", as_json: Json = False) -> None:
     from fever.run import Run
 
     found = Run.open(run, runs)
-    config, facts, last = found.config, found.facts, (found.metrics() or [{}])[-1]
+    config, facts, last = found.config, found.facts, found.last_row()
     checkpoints = [{"iteration": one.iteration, "score": one.score} for one in found.checkpoints()]
     if as_json:
         described = {"run": str(found.path), "status": found.status, "config": config.model_dump(mode="json")}
@@ -234,7 +304,7 @@ def show(run: RunName, runs: Runs = "runs", as_json: Json = False) -> None:
 def plot(
     names: Annotated[list[str], typer.Argument(metavar="RUN...", help="One run or several, for one picture.")],
     to: Annotated[
-        Path | None, typer.Option(help="The picture: .png, .svg or .pdf.  [default: in the first RUN]")
+        Path | None, typer.Option(help="The picture: .png, .svg or .pdf.  \\[default: in the first RUN]")
     ] = None,
     runs: Runs = "runs",
 ) -> None:
@@ -254,24 +324,47 @@ def config(algo: Annotated[str | None, typer.Argument(help="An algorithm; none: 
     from rich.table import Table
 
     from fever.algos import ALGORITHMS, config_of
+    from fever.config import is_rllib
 
     if algo is None:
         print("\n".join(ALGORITHMS))
+        print(_rllib_names())
         return
+    if is_rllib(algo):
+        from fever.rllib.settings import describe
+
+        rows = [(*row, "RLlib") for row in describe(algo)]
+    else:
+        fields = config_of(algo).model_fields
+        rows = [
+            (name, _plain(field.default), field.description or "", _source(field)) for name, field in fields.items()
+        ]
     table = Table(box=None, header_style="bold", title=f"settings of {algo}", title_justify="left")
     for column in ("setting", "default", "meaning", "source"):
         table.add_column(column, no_wrap=column in ("setting", "default"))
-    for name, field in config_of(algo).model_fields.items():
-        extra = field.json_schema_extra
-        source = str(extra["source"]) if isinstance(extra, dict) else ""
-        table.add_row(name, _plain(field.default), escape(field.description or ""), source)
+    for name, default, meaning, source in rows:
+        table.add_row(name, default, escape(meaning), source)
     Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def _source(field: Any) -> str:
+    extra = field.json_schema_extra
+    return str(extra["source"]) if isinstance(extra, dict) else ""
+
+
+def _rllib_names() -> str:
+    from fever.rllib import names
+
+    try:
+        return "\n".join(f"rllib:{name}" for name in names())
+    except FeverError as error:
+        return f"rllib:NAME ({error})"
 
 
 @app.command()
 def export(
     run: RunName,
-    to: Annotated[Path | None, typer.Option(help="The folder to make.  [default: RUN/exported_policy]")] = None,
+    to: Annotated[Path | None, typer.Option(help="The folder to make.  \\[default: RUN/exported_policy]")] = None,
     checkpoint: Which = "best",
     runs: Runs = "runs",
 ) -> None:
@@ -286,43 +379,20 @@ def export(
 
 
 @app.command()
-def doctor() -> None:
-    """Check this machine: versions, cores, memory, accelerators, optional parts and known traps."""
+def doctor(on: On = None, runs: Runs = "runs") -> None:
+    """Check this machine, or with --on the machines of a job: versions, names, ports, clocks, folders, known traps."""
     from fever.doctor import examine
 
-    findings = examine()
+    if on is None:
+        findings = examine()
+    else:
+        from fever.launch.checks import examine_target
+
+        findings = examine_target(on, Path(runs).expanduser().resolve())
     for finding in findings:
         print(f"{finding.mark:7} {finding.topic:14} {finding.text}")
     if any(finding.mark == "problem" for finding in findings):
         raise typer.Exit(1)
-
-
-def _workers(text: str | None) -> int | str | None:
-    if text is None or text == "auto":
-        return text
-    try:
-        return int(text)
-    except ValueError:
-        raise FeverError(f"--workers takes a number or auto, not {text!r}") from None
-
-
-def _json_object(text: str | None, option: str) -> dict[str, Any] | None:
-    if text is None:
-        return None
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise FeverError(f"{option} is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise FeverError(f'{option} takes a JSON object such as {{"size": 5}}')
-    return value
-
-
-def _stop_rules(
-    reward: float | None, steps: int | None, time: str | None, iterations: int | None, window: int | None
-) -> dict[str, Any]:
-    rules = {"reward": reward, "steps": steps, "time": time, "iterations": iterations, "window": window}
-    return {name: value for name, value in rules.items() if value is not None}
 
 
 def _display(quiet: bool, as_json: bool) -> Any:
@@ -334,8 +404,8 @@ def _display(quiet: bool, as_json: bool) -> Any:
 def _finish(summary: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(summary))
-    if summary["stop_reason"] == "interrupted":
-        raise typer.Exit(130)
+    if summary["stop_reason"] in ENDINGS:
+        raise typer.Exit(ENDINGS[summary["stop_reason"]])
 
 
 def _plain(value: Any) -> str:
@@ -351,32 +421,49 @@ def _table(rows: list[tuple[str, str]], title: str) -> None:
 
 def main() -> None:
     """Run a command; every mistake in the input ends as one sentence and exit code 2."""
+    if JOB in os.environ:  # told that the job's time is over while it is still being set up
+        signal.signal(signal.SIGUSR1, signal.default_int_handler)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's; acting has small matrices, which threads slow down
     gc.set_threshold(100_000)  # imports allocate much that stays for good; looking for garbage there takes time
+    sys.unraisablehook = lambda what: logging.info("ignored in %s: %r", what.object, what.exc_value)  # not ours, mostly
     if "" not in sys.path:
         sys.path.insert(0, "")  # modules in the folder where fever is started can be imported
+    code = _run()
+    if JOB in os.environ:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # a Ray that is gone would be waited for
+    sys.exit(code)
+
+
+def _run() -> int:
+    """Run the command; returns the exit code."""
     try:
-        sys.exit(app(standalone_mode=False) or 0)
+        return app(standalone_mode=False) or 0
+    except SystemExit as end:  # by the user's code, perhaps
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        return _fail(end.code, 1)
     except FeverError as error:
-        _fail(error, 2)
+        return _fail(error, 2)
     except TrainingError as error:
-        _fail(error, 1)
-    except KeyboardInterrupt as error:
-        _fail(f"interrupted {error}", 130)
+        return _fail(error, 1)
+    except Interrupted as error:
+        return _fail(f"interrupted {error}", 130)
     except BrokenPipeError:  # `fever runs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
-    except Exception as error:
+        return 0
+    except Exception as error:  # noqa: BLE001 - a mistake of ours, or of what the user's code does
         sentence = getattr(error, "format_message", None)  # what Typer's usage errors have
-        if sentence is None:
-            raise
-        _fail(sentence(), 2)
+        if sentence is not None:
+            return _fail(sentence(), 2)
+        traceback.print_exc()
+        return 1
 
 
-def _fail(error: object, code: int) -> None:
-    text = " ".join(str(error).split())
-    print(f"fever: {text}", file=sys.stderr)
-    sys.exit(code)
+def _fail(error: object, code: int) -> int:
+    print(f"fever: {' '.join(str(error).split())}", file=sys.stderr)
+    return code
 
 
 if __name__ == "__main__":

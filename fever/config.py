@@ -10,7 +10,7 @@ import difflib
 import math
 import re
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -30,6 +30,11 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+UNION_MEMBER = re.compile(  # what pydantic adds to the place of an error in a union
+    r"(bool|int|float|str|literal|list|tuple|dict|constrained-\w+|function-\w+)(\[.*\])?"
+)
+RLLIB = "rllib:"  # what the names of RLlib's algorithms begin with
+DEFAULT_ENVS = 8  # environments per worker
 DEFAULT_STEPS = 1_000_000  # environment steps, for a run without any stop rule
 
 
@@ -92,6 +97,31 @@ class NetworkSettings(Settings):
         return self.hidden if self.hidden is not None else () if image else self.default_widths
 
 
+class Search(Settings):
+    """A search for settings: many runs ("trials") on Ray Tune, each with other values."""
+
+    space: dict[str, str] = setting(
+        ..., "setting -> where its values come from: uniform(a,b), loguniform(a,b), randint(a,b), choice(x,y,...)"
+    )
+    trials: int = setting(20, "trials; a grid has as many as it has points", gt=0)
+    method: Literal["random", "grid", "optuna"] = setting(
+        "random", "who proposes values: chance; every combination of choices in turn; Optuna, which learns from trials"
+    )
+    scheduler: Literal["none", "asha", "pbt"] = setting(
+        "none",
+        "none: trials run to their stop rule; asha: bad ones end early; pbt: bad ones go on from copies of good ones",
+    )
+    seeds: int = setting(1, "runs of every trial, with seeds that follow one another; their mean score counts", gt=0)
+    parallel: int | None = setting(None, "trials at the same time; null: as many as there are cores for", gt=0)
+
+    @field_validator("space")
+    @classmethod
+    def _not_empty(cls, value: dict[str, str]) -> dict[str, str]:
+        if not value:
+            raise ValueError("say what to search, for example learning_rate=loguniform(1e-5,1e-2)")
+        return value
+
+
 class RunConfig(Settings):
     """One run: what to train on, with what, where, and until when."""
 
@@ -99,10 +129,14 @@ class RunConfig(Settings):
     env_kwargs: dict[str, Any] = setting({}, "arguments for the environment's constructor")
     algo: str = setting("ppo", "algorithm; `fever config` lists them")
     settings: dict[str, Any] = setting({}, "the algorithm's own settings; `fever config ALGO` lists them")
-    workers: Annotated[int, Field(ge=0)] | Literal["auto"] = setting(
-        0, "sampler processes; 0: in this process, auto: measure and decide"
+    workers: Annotated[int, Field(ge=0)] | Literal["auto", "all"] | None = setting(
+        None, "sampler processes; 0: in this process, auto: measure and decide, all: one for every core in reach; "
+        "null: 0, or what RLlib has",
+    )  # fmt: skip
+    gpus_per_worker: float = setting(0.0, "share of a GPU that every worker's environments use", ge=0)
+    envs: int | None = setting(
+        None, "environments per worker, stepped together; null: 8, or what RLlib has", "rl-zoo, PPO CartPole-v1", gt=0
     )
-    envs: int = setting(8, "environments per worker, stepped together", "rl-zoo, PPO CartPole-v1", gt=0)
     seed: int = setting(0, "the one seed that all others are derived from", ge=0)
     stop: Stop = setting(Stop(), "stop rules")
     device: Literal["auto", "cpu", "gpu"] = setting("auto", "where the learner runs; samplers never use a GPU")
@@ -110,6 +144,21 @@ class RunConfig(Settings):
     name: str | None = setting(None, "name of the run directory; null: environment, algorithm and time")
     checkpoint_seconds: float = setting(10.0, "seconds between checkpoints; one more is written at the end", gt=0)
     checkpoint_keep: int = setting(3, "latest checkpoints kept, besides the best", gt=0)
+    search: Search | None = setting(
+        None, "null: one run; otherwise a search, whose trials are runs of this configuration"
+    )
+
+    @property
+    def stem(self) -> str:
+        """What the names of such runs begin with."""
+        env = re.sub(r"[^\w.+-]+", "-", self.env.rpartition(":")[2]).strip("-").lower()
+        prefix, _, algo = self.algo.rpartition(":")
+        return f"{env}-{'rllib-' if prefix else ''}{algo.lower()}"
+
+    def names(self) -> list[str]:
+        """Everything here that may be the user's own, as `module:Name`."""
+        texts = [text for value in self.settings.values() for text in _texts(value)]
+        return [self.env, self.algo.removeprefix(RLLIB), *(text for text in texts if ":" in text)]
 
     @field_validator("name")
     @classmethod
@@ -119,30 +168,44 @@ class RunConfig(Settings):
         return value
 
 
+def _texts(value: Any) -> list[str]:
+    """All texts in a nested value."""
+    if isinstance(value, str):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for part in parts for text in _texts(part)]
+
+
+def is_rllib(algo: str) -> bool:
+    """Whether a name is of one of RLlib's algorithms, `rllib:PPO`, or of a subclass, `rllib:module:Name`."""
+    return algo.startswith(RLLIB)
+
+
 def validate(model: type[Model], values: dict[str, Any], what: str) -> Model:
-    """Build a model from plain values; the first thing that is wrong becomes one sentence."""
+    """Build a model from plain values; the first thing that is wrong becomes one sentence. A name that it does not have
+    comes before all else, which may be missing because of it."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise FeverError(_sentence(model, error.errors()[0], what)) from None
+        first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
+        raise FeverError(_sentence(model, first, what)) from None
 
 
 def _sentence(model: type[BaseModel], error: Any, what: str) -> str:
-    path = [
-        str(part)
-        for part in error["loc"]
-        if not str(part).startswith(("int", "float", "literal", "function", "constrained"))
-    ]
+    parts = [str(part) for part in error["loc"]]
+    named = {0, len(parts) - 1 if error["type"] in ("extra_forbidden", "missing") else 0}  # places with a name for sure
+    path = [part for place, part in enumerate(parts) if place in named or not UNION_MEMBER.fullmatch(part)]
     name = ".".join(path)
     if error["type"] == "extra_forbidden":
         for part in path[:-1]:
-            annotation = model.model_fields[part].annotation
-            model = annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else model
+            kind = model.model_fields[part].annotation
+            kinds = [one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, BaseModel)]
+            model = kinds[0] if kinds else model
         names = list(model.model_fields)
         close = difflib.get_close_matches(path[-1], names, n=len(names), cutoff=0.0)
         likely = difflib.get_close_matches(path[-1], names, n=1, cutoff=0.5)
-        hint = f"did you mean {likely[0]}? " if likely else ""
-        return f"{what} has no setting {name}; {hint}It has: {', '.join(close)}"
+        hint = f"did you mean {likely[0]}? It" if likely else "it"
+        return f"{what} has no setting {name}; {hint} has: {', '.join(close)}"
     if error["type"] == "missing":
         return f"{what} needs a value for {name}"
     message = error["msg"].removeprefix("Value error, ")

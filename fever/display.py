@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from fever.config import RunConfig, format_duration
+from fever.config import RunConfig, format_duration, is_rllib
+from fever.launch.meeting import JOB
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -26,6 +29,7 @@ REASONS = {
     "iterations": "the iteration limit was reached",
     "time": "the time limit was reached",
     "interrupted": "interrupted",
+    "limit": "the job's time is nearly over",
     "failed": "failed",
 }
 
@@ -135,9 +139,9 @@ class LiveDisplay:
         eta = f"at most {format_duration(left)} left" if left is not None else ""
         bar.add_row(ProgressBar(total=1.0, completed=done, width=30), f"{done:.0%} of {rule}", Text(eta, style="dim"))
         facts = Table.grid(padding=(0, 3))
-        facts.add_row("return", _figure(row.get("return_mean")), Text(sparkline(self.history), style="cyan"))
+        facts.add_row("return", figure(row.get("return_mean")), Text(sparkline(self.history), style="cyan"))
         facts.add_row("steps", f"{row['steps']:,}", f"{self.rate.steps_per_second:,.0f} steps/s")
-        facts.add_row("episodes", f"{row['episodes']:,}", f"length {_figure(row.get('length_mean'))}")
+        facts.add_row("episodes", f"{row['episodes']:,}", f"length {figure(row.get('length_mean'))}")
         facts.add_row("iteration", f"{row['iteration']:,}", format_duration(row["seconds"]))
         for line in algorithm_facts(row):
             facts.add_row(*line)
@@ -212,7 +216,7 @@ def progress_line(row: dict[str, Any], rate: float) -> str:
     if row.get("step_fraction") == 0:
         shares = f"step refused  {shares}"
     return (
-        f"{format_duration(row['seconds']):>8}  {row['steps']:>11,} steps  return {_figure(row.get('return_mean'))}  "
+        f"{format_duration(row['seconds']):>8}  {row['steps']:>11,} steps  return {figure(row.get('return_mean'))}  "
         f"{rate:,.0f} steps/s  {shares}"
     )
 
@@ -243,13 +247,14 @@ def replay_facts(row: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 def closing_lines(summary: dict[str, Any]) -> list[str]:
     """How it ended and what can be done next."""
-    run = summary["run"]
+    run, interrupted = summary["run"], summary["stop_reason"] in ("interrupted", "limit")
+    trust = " --trust  (it reads RLlib's pickles)" if interrupted and is_rllib(summary["algo"]) else ""
     return [
-        f"{REASONS[summary['stop_reason']]}: return {_figure(summary['return_mean'])} after {summary['steps']:,} steps,"
+        f"{REASONS[summary['stop_reason']]}: return {figure(summary['return_mean'])} after {summary['steps']:,} steps,"
         f" {summary['episodes']:,} episodes, {format_duration(summary['seconds'])} "
         f"({summary['steps_per_second']:,.0f} steps/s)",
         f"run directory: {run}",
-        f"next: fever {'resume' if summary['stop_reason'] == 'interrupted' else 'eval'} {run}",
+        f"next: fever {'resume' if interrupted else 'eval'} {run}{trust}",
     ]
 
 
@@ -262,17 +267,24 @@ def sparkline(values: list[float], width: int = 24) -> str:
     return "".join("▁▂▃▄▅▆▇█"[int((value - low) / (high - low or 1) * 7)] for value in picks)
 
 
-def _figure(value: float | None) -> str:
+def figure(value: float | None) -> str:
     return "-" if value is None else f"{value:,.1f}"
 
 
 def make_display(kind: str, to_stderr: bool = False) -> Display:
     """`auto` (live on a terminal, lines elsewhere), or `quiet`."""
+    return for_audience(kind, to_stderr, QuietDisplay, PlainDisplay, LiveDisplay)
+
+
+def for_audience(
+    kind: str, to_stderr: bool, quiet: Callable[[], Any], plain: Callable[[TextIO], Any], live: Callable[[Console], Any]
+) -> Any:
+    """The one of three displays that fits who looks: nobody, a stream, or a terminal, which is given as a console."""
     if kind == "quiet":
-        return QuietDisplay()
+        return quiet()
     stream = sys.stderr if to_stderr else sys.stdout
-    if not stream.isatty():
-        return PlainDisplay(stream)
+    if not stream.isatty() or JOB in os.environ:  # some launchers give their ranks a terminal that nobody sees
+        return plain(stream)
     from rich.console import Console
 
-    return LiveDisplay(Console(stderr=to_stderr))
+    return live(Console(stderr=to_stderr))

@@ -12,10 +12,15 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 REQUIRED = ("fever", "jax", "jaxlib", "numpy", "gymnasium", "ray", "pydantic", "safetensors")
-OPTIONAL = {
+OPTIONAL = {  # module -> fever's extra, what it is for
+    "ale_py": ("atari", "Atari environments"),
+    "Box2D": ("box2d", "Box2D environments"),
     "mujoco": ("mujoco", "MuJoCo environments"),
     "pygame": ("render", "drawing the classic environments"),
     "imageio_ffmpeg": ("render", "mp4 videos"),
+    "torch": ("rllib", "RLlib's algorithms"),
+    "optuna": ("tune", "fever tune --search optuna"),
+    "boto3": ("aws", "clusters on AWS"),
 }
 
 
@@ -41,7 +46,9 @@ def _software() -> list[Finding]:
 
 
 def _hardware() -> list[Finding]:
-    cores, usable = os.cpu_count() or 1, len(os.sched_getaffinity(0))
+    from fever.cluster import usable_cores
+
+    cores, usable = os.cpu_count() or 1, usable_cores()
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     free = shutil.disk_usage(".").free / 2**30
     return [

@@ -170,7 +170,7 @@ class NativeEnvs:
     def reset(self, seeds: list[int]) -> np.ndarray:
         observations, info = self.env.reset(seed=seeds[0])
         self.observation = describe_info(self.name, self.observation, self.action, info)
-        return self._encode(observations, info)
+        return self._encode(observations, info).copy()  # it may use its own again
 
     def step(self, actions: np.ndarray) -> Step:
         self.steps += 1
@@ -183,12 +183,21 @@ class NativeEnvs:
             for index in ended.tolist():
                 infos[index] = _info_of(ending, index)
                 if not self.next_step:
-                    last = _stack(self.observation, [info["final_obs"][index]])
-                    final[index] = self._encode(last, {MASK: [infos[index].get(MASK)]}, np.array([True]))[0]
+                    final[index] = self._encode_last(info, index, infos[index].get(MASK))
         over = terminated | truncated if self.next_step else None
-        encoded = self._encode(observations, info, over).copy()  # it may use its own again
+        encoded = self._encode(observations, info, over).copy()
         rewards = np.array(rewards, np.float32)
         return Step(encoded, rewards, np.array(terminated), np.array(truncated), final, infos)
+
+    def _encode_last(self, info: dict[str, Any], index: int, mask: Any) -> np.ndarray:
+        """Encode the last observation of an episode whose environment has been reset in the same step."""
+        try:
+            last = _stack(self.observation, [info["final_obs"][index]])
+        except KeyError as error:
+            raise self._broken("it resets in the step that ends an episode, but its info has no final_obs") from error
+        except ValueError as error:
+            raise self._broken(str(error)) from error
+        return self._encode(last, {MASK: [mask]}, np.array([True]))[0]
 
     def _encode(self, observations: Any, info: dict[str, Any], over: np.ndarray | None = None) -> np.ndarray:
         """Encode a batch; where `over`, no action follows, so that masks do not matter."""
@@ -205,7 +214,10 @@ class NativeEnvs:
                         masks[index] = last_mask(self.observation, masks[index])
             return encode(self.observation, observations, masks)
         except ValueError as error:
-            raise ContractError(f"{self.name} breaks its contract at step {self.steps}: {error}") from error
+            raise self._broken(str(error)) from error
+
+    def _broken(self, what: str) -> ContractError:
+        return ContractError(f"{self.name} breaks its contract at step {self.steps}: {what}")
 
     def close(self) -> None:
         self.env.close()

@@ -13,7 +13,6 @@ from fever.envs import MASK, describe_info, describe_spaces, make_envs
 from fever.errors import FeverError
 from fever.run import Checkpoint, Run
 from fever.sources import EnvContext, EnvSource, make_env
-from fever.trainer import check_spaces
 
 PARALLEL = 8  # episodes played at once
 
@@ -46,6 +45,10 @@ def evaluate(
     checkpoint: Checkpoint, source: EnvSource, episodes: int = 20, seed: int = 1_000_000, deterministic: bool = True
 ) -> Scores:
     """Play episodes with frozen statistics. Every environment has a fixed share, so short episodes are not favoured."""
+    if "rllib" in checkpoint.manifest["policy"]:
+        from fever.rllib.play import play
+
+        return Scores(*play(checkpoint, source, episodes, seed, deterministic))
     policy = checkpoint.policy()
     policy.rng = np.random.default_rng(seed)
     count = min(episodes, PARALLEL)
@@ -57,7 +60,7 @@ def evaluate(
         try:
             seeds = np.random.SeedSequence(seed).generate_state(count)
             observations = envs.reset([int(one) for one in seeds])
-            check_spaces(checkpoint.manifest["policy"], envs.observation, envs.action, source.name, checkpoint.path)
+            checkpoint.check_spaces(envs.observation, envs.action, source.name)
             first, phantom = np.ones(count, bool), np.zeros(count, bool)
             total, length = np.zeros(count), np.zeros(count, np.int64)
             while any(len(done) < share for done, share in zip(returns, quota, strict=True)):
@@ -79,6 +82,13 @@ def evaluate(
 
 def record(checkpoint: Checkpoint, source: EnvSource, path: Path, steps: int, seed: int = 1_000_000) -> float:
     """Film one episode (at most `steps` steps) to an mp4 or gif file; returns its return."""
+    check_video(path)
+    if "rllib" in checkpoint.manifest["policy"]:
+        from fever.rllib.play import film
+
+        filmed, rate, total = film(checkpoint, source, steps, seed)
+        write_video(path, filmed, rate)
+        return total
     policy = checkpoint.policy()
     frames: list[np.ndarray] = []
     total = 0.0
@@ -88,13 +98,13 @@ def record(checkpoint: Checkpoint, source: EnvSource, path: Path, steps: int, se
             has, takes = describe_spaces(source.name, env.observation_space, env.action_space)
             observation, info = env.reset(seed=seed)
             has = describe_info(source.name, has, takes, info)
-            check_spaces(checkpoint.manifest["policy"], has, takes, source.name, checkpoint.path)
-            frames.append(_frame(env, source.name))
+            checkpoint.check_spaces(has, takes, source.name)
+            frames.append(frame_of(env, source.name))
             for _ in range(steps):
                 action = policy.act(observation, mask=info.get(MASK))
                 observation, reward, terminated, truncated, info = env.step(action)
                 total += float(reward)
-                frames.append(_frame(env, source.name))
+                frames.append(frame_of(env, source.name))
                 if terminated or truncated:
                     break
             rate = int((env.metadata or {}).get("render_fps") or 30)
@@ -104,7 +114,7 @@ def record(checkpoint: Checkpoint, source: EnvSource, path: Path, steps: int, se
     return total
 
 
-def _frame(env: Any, name: str) -> np.ndarray:
+def frame_of(env: Any, name: str) -> np.ndarray:
     import gymnasium as gym
 
     try:
@@ -116,19 +126,27 @@ def _frame(env: Any, name: str) -> np.ndarray:
     return frame.astype(np.uint8)
 
 
+def check_video(path: Path) -> None:
+    """Refuse a kind of file that `write_video` cannot write."""
+    if path.suffix not in (".mp4", ".gif"):
+        raise FeverError(f"{path}: a video is written as .mp4 or .gif")
+    if path.suffix == ".mp4" and not can_write_mp4():
+        raise FeverError('an mp4 needs ffmpeg; install it with: pip install "fever[render]", or choose a .gif')
+
+
 def write_video(path: Path, frames: list[np.ndarray], rate: int) -> None:
     """Write frames as `.mp4` (with imageio-ffmpeg) or `.gif` (with Pillow)."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("wb").close()  # ffmpeg does not say by an error that it cannot
+    except OSError as error:
+        raise FeverError(f"{path} cannot be written: {error.strerror}") from error
     if path.suffix == ".gif":
         from PIL import Image
 
         images = [Image.fromarray(frame) for frame in frames]
         images[0].save(path, save_all=True, append_images=images[1:], duration=1000 / rate, loop=0)
         return
-    if path.suffix != ".mp4":
-        raise FeverError(f"{path}: a video is written as .mp4 or .gif")
-    if not can_write_mp4():
-        raise FeverError('an mp4 needs ffmpeg; install it with: pip install "fever[render]", or choose a .gif')
     import imageio_ffmpeg
 
     height, width = (side - side % 2 for side in frames[0].shape[:2])  # the codec wants even sides

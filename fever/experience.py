@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from fever.cluster import machines_in_reach
 from fever.config import NetworkSettings, format_bytes, setting
 from fever.errors import FeverError
 from fever.explorer import Exploration, Explorer
 from fever.policy import Params
 from fever.policy.spaces import Description
-from fever.replay import Batch, ReplayBuffer, ReplaySpec, check_memory
+from fever.process import uncut
+from fever.replay import Batch, ReplayBuffer, ReplaySpec, check_memory, free_memory
 from fever.sampler import Report, SamplerSpec
 from fever.workers import Pool
 
@@ -144,7 +148,8 @@ class LocalExperience(Experience):
     def draw(self) -> Draw | None:
         if self.owed() < self.spec.draw:
             block, report = self.explorer.explore(self.params, self.version, self.epsilons, self.steps)
-            self.added += self.buffer.add(block)
+            with uncut():  # it is saved when a signal has cut exploring short
+                self.added += self.buffer.add(block)
             self.reports.append(report)
         if self.owed() < self.spec.draw or not self.buffer.size:
             return None
@@ -159,7 +164,7 @@ class LocalExperience(Experience):
 
     def save(self, folder: Path) -> None:
         if self.spec.keep:
-            save_shards(folder, [self.buffer.arrays()], self.added, self.drawn)
+            save_shards(folder, [self.buffer.arrays()], 1, self.added, self.drawn)
 
     def restore(self, folder: Path) -> None:
         (arrays,), self.added, self.drawn = load_shards(folder, 1)
@@ -169,16 +174,30 @@ class LocalExperience(Experience):
         self.explorer.close()
 
 
-def save_shards(folder: Path, shards: list[dict[str, np.ndarray]], added: int, drawn: int) -> None:
-    """Write buffers into a folder, each file whole or not at all; the counters go with them."""
+def save_shards(folder: Path, shards: Iterable[dict[str, np.ndarray]], count: int, added: int, drawn: int) -> None:
+    """Write so many buffers into a folder, one after the other; the counters go with them.
+
+    If one of them does not come, the folder stays as it was: files get their names when all are written.
+    """
     from safetensors.numpy import save_file
 
     folder.mkdir(exist_ok=True)
-    for index, arrays in enumerate(shards):
-        partial = folder / f".shard-{index}.partial"
-        counters = {"experience": np.array([added, drawn, len(shards)])}
-        save_file({name: np.ascontiguousarray(array) for name, array in (arrays | counters).items()}, partial)
-        partial.replace(folder / f"shard-{index}.safetensors")
+    counters = {"experience": np.array([added, drawn, count])}
+    partials = [folder / f".shard-{index}.partial" for index in range(count)]
+    waiting = iter(shards)
+    try:
+        for partial in partials:
+            arrays = next(waiting) | counters
+            save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, partial)
+            del arrays  # before the next one comes
+        for index, partial in enumerate(partials):
+            partial.replace(folder / f"shard-{index}.safetensors")
+    except BaseException:
+        for partial in partials:
+            partial.unlink(missing_ok=True)
+        with suppress(OSError):  # it has files of before
+            folder.rmdir()
+        raise
     size = sum(file.stat().st_size for file in folder.iterdir())
     logging.info("the replay buffer is saved: %s in %s", format_bytes(size), folder)
 
@@ -202,9 +221,19 @@ def load_shards(folder: Path, count: int) -> tuple[list[dict[str, np.ndarray]], 
     return shards, int(counters[0]), int(counters[1])
 
 
+def _check_shards(spec: ReplaySpec, shards: int) -> None:
+    """Refuse shards that do not fit into the memory of machines like this one, over which Ray spreads them."""
+    fullest = math.ceil(shards / len(machines_in_reach()))  # shards on the machine that has most of them
+    free = free_memory() if fullest < shards else None
+    check_memory(spec, shards, None if free is None else free * shards // fullest)
+
+
 def make_experience(spec: ExperienceSpec, workers: int, generation: int) -> Experience:
     """Experience from this process (0 workers), or from explorers and shards as Ray actors."""
-    check_memory(spec.replay, spec.shards if workers else 1)
+    if workers:
+        _check_shards(spec.replay, spec.shards)
+    else:
+        check_memory(spec.replay, 1)
     steps = spec.sampler.steps if workers else spec.steps_between_draws
     least = (steps + spec.exploration.n_step) * spec.sampler.envs
     if spec.replay.capacity < least:

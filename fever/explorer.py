@@ -55,7 +55,8 @@ class Explorer(Runner):
         `epsilons[i]`; the episodes of the greedier half count in the mean return."""
         begin = perf_counter()
         spec, steps = self.spec, steps or self.spec.steps
-        mine = epsilons[spec.worker_index * spec.envs : (spec.worker_index + 1) * spec.envs]
+        first = spec.worker_index * spec.envs % len(epsilons)  # workers that joined later begin again with the ladder
+        mine = epsilons[first : first + spec.envs]
         before = self.steps_taken
         roll = self._roll(params, steps, self._chooser(mine, steps))
         ended = roll.ended

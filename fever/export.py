@@ -39,10 +39,16 @@ def export(checkpoint: Checkpoint, target: Path) -> Path:
         )
     if target.exists():
         raise FeverError(f"{target} exists already; choose another with --to")
+    if "rllib" in checkpoint.manifest["policy"]:
+        weights = checkpoint.path / "arrays.safetensors"
+        raise FeverError(f"a network of RLlib's does not act with NumPy alone; its weights, by name, are in {weights}")
     policy = checkpoint.policy()
     partial = target.with_name(f".{name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    try:
+        partial.mkdir(parents=True)
+    except OSError as error:
+        raise FeverError(f"{target} cannot be made: {error.strerror}; choose another with --to") from error
     for module in ("distributions.py", "networks.py", "policy.py", "spaces.py"):
         shutil.copy(Path(fever.policy.__file__).parent / module, partial / module)
     manifest = checkpoint.manifest

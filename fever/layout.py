@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 
 from fever.envs import Envs
+from fever.launch.host import descendants
+from fever.launch.meeting import JOB
 from fever.policy import distribution_for
 from fever.policy.networks import FORBIDDEN
 from fever.policy.spaces import mask_width
@@ -20,10 +25,9 @@ WAITING_SHARE = 0.5  # an environment that uses less than this share of its time
 MOST_PER_CORE = 8  # workers on a core, for environments that wait
 
 
-def choose_workers(envs: Envs) -> tuple[int, str]:
-    """The number of workers for this environment on this machine, and why."""
+def choose_workers(envs: Envs, cores: int) -> tuple[int, str]:
+    """The number of workers for this environment on so many cores, and why."""
     step, computing = time_steps(envs)
-    cores = available_cores()
     cost = f"a step takes {step * 1e6:.0f} us" if step < 1e-3 else f"a step takes {step * 1e3:.1f} ms"
     if step < CHEAP_STEP:
         return 0, f"{cost}, so one process is fastest"
@@ -47,7 +51,8 @@ def time_steps(envs: Envs) -> tuple[float, float]:
     parameters = np.zeros((envs.count, distribution.outputs), np.float32)
     slices = []
     for _ in range(PROBE_SLICES):
-        start, queued, cpu, steps = time.perf_counter(), _queued_seconds(), _cpu_seconds(), 0
+        others, own, queued, steps = _others_seconds(), time.process_time(), _queued_seconds(), 0
+        start = time.perf_counter()
         while not steps or (time.perf_counter() - start < PROBE_SECONDS / PROBE_SLICES and steps < 500):
             if mask:
                 parameters = np.where(observations[:, -mask:] > 0, np.float32(0), np.float32(FORBIDDEN))
@@ -55,19 +60,22 @@ def time_steps(envs: Envs) -> tuple[float, float]:
             observations = envs.step(distribution.to_env(actions)).observations
             steps += envs.count
         elapsed = max(time.perf_counter() - start - (_queued_seconds() - queued), 1e-9)
-        slices.append((elapsed / steps, min(1.0, (_cpu_seconds() - cpu) / elapsed)))
+        computed = time.process_time() - own + _others_seconds() - others
+        slices.append((elapsed / steps, min(1.0, computed / elapsed)))
     return min(slices)
 
 
-def available_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
-def _cpu_seconds() -> float:
-    """Computing time of this process and of the finished ones that it started (simulators)."""
-    usages = (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+def _others_seconds() -> float:
+    """Computing time of the processes that came from this one (simulators); of the finished ones only if there is a
+    private Ray among them, which computes for itself."""
+    ended, ticks = resource.getrusage(resource.RUSAGE_CHILDREN), 0
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized() or JOB in os.environ:
+        for pid in descendants(os.getpid()):
+            with suppress(OSError):  # it has just ended
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                ticks += sum(map(int, fields[11:15]))  # its own and that of its finished children
+    return ended.ru_utime + ended.ru_stime + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _queued_seconds() -> float:

@@ -9,8 +9,9 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def facts() -> dict[str, Any]:
 
     from fever import __version__
 
-    packages = ("jax", "jaxlib", "numpy", "gymnasium", "ray")
+    packages = ("jax", "jaxlib", "numpy", "gymnasium", "ray", *(("torch",) if "torch" in sys.modules else ()))
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": sys.argv,
@@ -81,7 +82,7 @@ def log_to_file(path: Path) -> Iterator[None]:
     level = root.level
     root.addHandler(handler)
     root.setLevel(logging.INFO)
-    with warnings.catch_warnings():
+    with quiet_ray(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")  # JAX's; Ray's children exec at once
         logging.captureWarnings(True)
         try:
@@ -93,39 +94,114 @@ def log_to_file(path: Path) -> Iterator[None]:
             handler.close()
 
 
-class Interrupts:
-    """Ctrl-C and SIGTERM raise KeyboardInterrupt at once, but inside `shield` only when it is left.
+@contextmanager
+def quiet_ray() -> Iterator[None]:
+    """Take away the handlers of Ray's loggers, which write to the terminal: records go to the root's alone."""
+    names = [name for name in logging.root.manager.loggerDict if name == "ray" or name.startswith("ray.")]
+    loggers = [logging.getLogger(name) for name in ["ray", *names]]
+    kept = [(logger.handlers, logger.propagate) for logger in loggers]
+    for logger in loggers:
+        logger.handlers, logger.propagate = [], True
+    try:
+        yield
+    finally:
+        for logger, (handlers, propagate) in zip(loggers, kept, strict=True):
+            logger.handlers, logger.propagate = handlers, propagate
 
-    Between two iterations the state is whole, so sampling may be cut short anywhere and nothing is lost.
+
+@contextmanager
+def errors_to(path: Path) -> Iterator[None]:
+    """Append to a file what this process and its libraries, C++ included, write to standard error."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with open(path, "a") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+class Interrupts:
+    """Ctrl-C, SIGTERM and SIGUSR1 raise KeyboardInterrupt at once, but inside `shield` only when it is left. Where they
+    are `held`, they wait everywhere but inside `open`, for that or for `check`.
+
+    Between two iterations the state is whole, so sampling may be cut short anywhere and nothing is lost. `notice` is
+    called with the first signal that has to wait; a second Ctrl-C does not, where `impatient` says so.
     """
 
-    def __init__(self) -> None:
-        self.shielded = self.pending = False
+    def __init__(self, notice: Callable[[], None] = lambda: None, held: bool = False) -> None:
+        self.notice = notice
+        self.impatient = False  # whether a second Ctrl-C cuts what the first one waits for
+        self.shielded = held
+        self.pending = self.told = False
+        self.reason = "interrupted"  # or "limit": SIGUSR1, with which schedulers announce the end of a job's time
         self.previous: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
                 self.previous[number] = signal.signal(number, self._handle)
+        self.token = IN_FORCE.set(self)
         return self
 
     def __exit__(self, *error: object) -> None:
+        IN_FORCE.reset(self.token)
         for number, handler in self.previous.items():
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: Any) -> None:
-        if self.shielded:
+        if self.told and number != signal.SIGINT:  # twice: by a scheduler and by what passes its signals on
+            return
+        if not self.told:
+            self.told, self.reason = True, "limit" if number == signal.SIGUSR1 else "interrupted"
+        if self.shielded and not (self.pending and number == signal.SIGINT and self.impatient):
+            if not self.pending:
+                self.notice()
             self.pending = True
         else:
             raise KeyboardInterrupt
 
-    @contextmanager
-    def shield(self) -> Iterator[None]:
-        self.shielded = True
-        try:
-            yield
-        finally:
-            self.shielded = False
+    def check(self) -> None:
+        """Raise what has waited."""
         if self.pending:
             self.pending = False
             raise KeyboardInterrupt
+
+    @contextmanager
+    def shield(self) -> Iterator[None]:
+        """Let signals wait until the outermost shield is left."""
+        outer, self.shielded = self.shielded, True
+        try:
+            yield
+        finally:
+            self.shielded = outer
+        if not outer:
+            self.check()
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Let signals through, also one that has waited."""
+        outer, self.shielded = self.shielded, False
+        try:
+            self.check()
+            yield
+        finally:
+            self.shielded = outer
+
+
+IN_FORCE: ContextVar[Interrupts | None] = ContextVar("interrupts", default=None)  # those of this thread
+
+
+def cuttable() -> AbstractContextManager[None]:
+    """What a signal may cut short although this thread's `Interrupts` hold it back elsewhere."""
+    interrupts = IN_FORCE.get()
+    return nullcontext() if interrupts is None else interrupts.open()
+
+
+def uncut() -> AbstractContextManager[None]:
+    """What no signal may cut short, inside `cuttable`."""
+    interrupts = IN_FORCE.get()
+    return nullcontext() if interrupts is None else interrupts.shield()

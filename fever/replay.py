@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fever.cluster import control_groups
 from fever.errors import FeverError
 
 PRIORITY_FLOOR = 1e-6  # added to every |TD error|, so that nothing is forgotten for good
@@ -434,18 +435,9 @@ def free_memory(root: Path = Path("/")) -> int | None:
     with suppress(OSError, ValueError, KeyError):
         rows = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
         found.append(int(rows["MemAvailable"].split()[0]) * 1024)
-    unified, older = root / "sys/fs/cgroup", root / "sys/fs/cgroup/memory"
-    folders = {unified: unified, older: older}  # of the groups this process is in, and the hierarchy they belong to
-    with suppress(OSError, ValueError):
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
-            number, controllers, path = line.split(":", 2)
-            if number == "0" or "memory" in controllers.split(","):
-                top = unified if number == "0" else older
-                group = top / path.strip("/")
-                folders.update({folder: top for folder in (group, *group.parents) if folder.is_relative_to(top)})
-    for folder, top in folders.items():
+    for folder, older in control_groups("memory", root).items():
         names = ("memory.max", "memory.current", "inactive_file")
-        if top == older:
+        if older:
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
         with suppress(OSError, ValueError, KeyError):  # no such folder, or "max": no limit
             limit, usage = (int((folder / name).read_text()) for name in names[:2])

@@ -18,6 +18,8 @@ def plot(runs: list[Run], path: Path) -> Path:
     """Draw return, speed and learning curves of one or more runs over environment steps."""
     curves = [run.curves() for run in runs]
     for run, curve in zip(runs, curves, strict=True):
+        if not curve and (run.path / "trials").is_dir():
+            raise FeverError(f"{run.path} is a search: its picture is search.png in it, its runs are in trials/")
         if not curve:
             raise FeverError(f"{run.path} has no metrics yet")
     import matplotlib
@@ -80,6 +82,8 @@ def _draw_returns(axis: Any, run: Run, curve: dict[str, np.ndarray], colour: str
 
 def _draw_phases(axis: Any, curve: dict[str, np.ndarray]) -> None:
     names = [name for name in PHASES if name in curve]
+    if not names:  # RLlib does not always say
+        return
     shares = np.stack([smooth(curve[name]) for name in names])
     axis.stackplot(curve["steps"], shares, labels=[PHASES[name] for name in names], colors=COLOURS, alpha=0.8)
     axis.set_ylim(0, 1)
@@ -87,7 +91,8 @@ def _draw_phases(axis: Any, curve: dict[str, np.ndarray]) -> None:
 
 
 def smooth(values: np.ndarray, points: int = 60) -> np.ndarray:
-    """A moving mean over about 1/`points` of the curve, with the same length; edges use what there is."""
-    width = max(1, len(values) // points)
-    kernel, ones = np.ones(width), np.ones(len(values))
-    return np.convolve(np.nan_to_num(values), kernel, "same") / np.convolve(ones, kernel, "same")
+    """A moving mean over about 1/`points` of the curve, with the same length; edges use what there is, and so do places
+    where values are missing. NaN where all are."""
+    kernel, known = np.ones(max(1, len(values) // points)), np.isfinite(values)
+    total, count = (np.convolve(part, kernel, "same") for part in (np.where(known, values, 0.0), known.astype(float)))
+    return np.divide(total, count, out=np.full(len(values), np.nan), where=count > 0)

@@ -150,15 +150,21 @@ class RayRollouts(RayPool, Rollouts):
         super().__init__(count, generation=0)
         self.spec, self.arguments = spec, (observation, action, limit)
         self.pending: dict[Any, tuple[int, list[int], int]] = {}  # call -> worker, rollouts, version
-        self.idle: deque[int] = deque(range(count))
+        self.idle: deque[int] = deque()
         self.lengths: deque[int] = deque(maxlen=100)  # of the last episodes: to foresee how many are needed
         self.start_all()
+        self.idle.extend(self.at_work)
+
+    def employ(self, index: int) -> None:
+        super().employ(index)
+        self.idle.append(index)
 
     def start(self, index: int) -> Any:
         spec = self.spec.for_worker(index, self.generations[index])
         return self.actor(EpisodeActor, EpisodeRunner, spec, *self.arguments)
 
     def collect(self, first: int, steps: int) -> list[Fragment]:
+        self.fit()
         made: dict[int, Fragment] = {}
         waiting: deque[int] = deque()  # rollouts of workers that died
         following = first  # the next number that nobody has
@@ -170,13 +176,13 @@ class RayRollouts(RayPool, Rollouts):
                 self.pending[call] = worker, numbers, self.version
             for call in self.finished(self.pending):
                 worker, numbers, version = self.pending.pop(call)
-                self.idle.append(worker)
                 try:
                     parts = self.get(call)
                 except self.lost as error:
                     self.replace(worker, error)
                     waiting.extend(numbers if version == self.version else [])
                     continue
+                self.idle.append(worker)
                 self.deaths[worker] = 0
                 self.lengths.extend(part.steps for part in parts)
                 if version == self.version:  # those of the batch before were not needed for it

@@ -35,6 +35,7 @@ class SamplerSpec:
     worker_index: int = 0
     generation: int = 0  # how often this worker was started before: every start gets fresh random streams
     workdir: Path | None = None  # parent of the environments' private folders
+    gpus: float = 0.0  # share of a GPU that its environments use
 
     def for_worker(self, index: int, generation: int) -> SamplerSpec:
         return replace(self, worker_index=index, generation=generation)

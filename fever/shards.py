@@ -28,7 +28,7 @@ from fever.explorer import Explorer
 from fever.policy import Params
 from fever.replay import Batch, ReplayBuffer, ReplaySpec
 from fever.sampler import Report
-from fever.workers import BusyPool, WorkerActor
+from fever.workers import BusyPool, WorkerActor, losses, reason_of
 
 AHEAD = 2  # calls that an explorer, and draws that a shard, has in hand
 SLACK = 4  # draws by which either side may run ahead of the ratio
@@ -50,7 +50,7 @@ class ExplorerActor(WorkerActor):
         self.build()
         block, report = self.runner.explore(params, version, epsilons)
         if self.sent is not None:  # at most one block is under way: a shard that is slow slows its explorers
-            with suppress(ray.exceptions.RayActorError):  # it died, and the next call brings another one
+            with suppress(*losses()):  # it died, and the next call brings another one
                 ray.get(self.sent)
         self.sent = shard.add.remote(block)
         return report, len(block.rewards)
@@ -145,10 +145,10 @@ class RayExperience(BusyPool, Experience):
         spec, owed = self.spec, self.owed()
         if owed < SLACK * spec.draw * len(self.shards) or self.added < spec.warmup or self.hungry:
             busy = Counter(self.exploring.values())
-            for index, actor in enumerate(self.actors):
+            for index in self.at_work:
                 for _ in range(AHEAD - busy[index]):
                     shard = self.shards[index % len(self.shards)]
-                    call = actor.explore.remote(self.params, self.version, self.epsilons, shard)
+                    call = self.actors[index].explore.remote(self.params, self.version, self.epsilons, shard)
                     self.exploring[call] = index
         drawing = Counter(index for index, _ in self.drawing.values())
         room = AHEAD * len(self.shards) - self.ready.qsize() - len(self.drawing)
@@ -188,7 +188,8 @@ class RayExperience(BusyPool, Experience):
         except self.lost as error:
             batch, measures = None, {}
             if life == self.lives[index]:
-                logging.warning("shard %d of the replay buffer died and is replaced by an empty one: %s", index, error)
+                reason = reason_of(error)
+                logging.warning("shard %d of the replay buffer died and is replaced by an empty one: %s", index, reason)
                 self.restarts += 1
                 self.lives[index] += 1
                 self.shards[index] = self._start_shard(index)
@@ -204,12 +205,14 @@ class RayExperience(BusyPool, Experience):
     def save(self, folder: Path) -> None:
         if not self.spec.keep:
             return
+        if not self.cluster.reachable():
+            logging.warning("the replay buffer is not saved: Ray is gone")
+            return
+        arrays = (self.get(shard.arrays.remote()) for shard in self.shards)  # one at a time: they may fill the memory
         try:
-            arrays = [self.get(shard.arrays.remote()) for shard in self.shards]
+            save_shards(folder, arrays, len(self.shards), self.added, self.drawn)
         except self.lost:
             logging.warning("the replay buffer is not saved this time: a shard died")
-        else:
-            save_shards(folder, arrays, self.added, self.drawn)
 
     def restore(self, folder: Path) -> None:
         shards, self.added, self.drawn = load_shards(folder, len(self.shards))
@@ -217,6 +220,5 @@ class RayExperience(BusyPool, Experience):
 
     def close(self) -> None:
         self.stop_thread()
-        for shard in self.shards:
-            self.ray.kill(shard)
+        self.kill(*self.shards)
         super().close()

@@ -31,16 +31,19 @@ class EnvSource:
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Take a partial function apart, so that name and arguments say all of it."""
-        if isinstance(self.target, functools.partial) and not self.target.args:
-            object.__setattr__(self, "kwargs", {**self.target.keywords, **self.kwargs})
-            object.__setattr__(self, "target", self.target.func)
+        """Take a partial function apart, so that name and arguments say all of it, if these can be written down."""
+        target = self.target
+        if isinstance(target, functools.partial) and not target.args and _is_json(target.keywords):
+            object.__setattr__(self, "kwargs", {**target.keywords, **self.kwargs})
+            object.__setattr__(self, "target", target.func)
 
     @property
     def name(self) -> str:
         """What is written into configurations and messages; `EnvSource(name)` finds it again if it can be imported."""
         if isinstance(self.target, str):
             return self.target
+        if isinstance(self.target, functools.partial):  # whose arguments no name says
+            return f"{EnvSource(self.target.func).name}(...)"
         named = self.target if hasattr(self.target, "__qualname__") else type(self.target)
         return f"{named.__module__}:{named.__qualname__}"
 
@@ -50,7 +53,7 @@ class EnvSource:
             return self.target, None
         module, _, name = self.target.rpartition(":")
         if module and not re.search(r"-v\d+$", name):
-            return _import_attribute(module, name), None
+            return import_attribute(module, name), None
         if module:
             _import_module(module)
         atari = _atari() if name.startswith("ALE/") else None
@@ -114,6 +117,22 @@ def make_vector_env(source: EnvSource, count: int, context: EnvContext) -> Vecto
     assert factory is not None
     arguments = {**source.kwargs, **_context_arguments(factory, context, 0)}
     return _construct(source, lambda: factory(num_envs=count, **arguments))
+
+
+def make_any(source: EnvSource, context: EnvContext) -> Any:
+    """Make one environment of either kind, to see whether it can be; the caller closes it."""
+    return make_vector_env(source, 1, context) if source.vectorized else make_env(source, context)
+
+
+def _is_json(values: dict[str, Any]) -> bool:
+    """Whether a configuration can keep these."""
+    from pydantic_core import to_jsonable_python
+
+    try:
+        to_jsonable_python(values)
+    except ValueError:
+        return False
+    return True
 
 
 def _entry_point(source: EnvSource, entry: Any) -> Any:
@@ -187,7 +206,7 @@ def _import_module(module: str) -> Any:
         raise FeverError(f"module {module} cannot be imported: {error}") from error
 
 
-def _import_attribute(module: str, name: str) -> Callable[..., Any]:
+def import_attribute(module: str, name: str) -> Callable[..., Any]:
     found = home = _import_module(module)
     try:
         for part in name.split("."):
@@ -203,6 +222,7 @@ def _import_attribute(module: str, name: str) -> Callable[..., Any]:
 
 
 def is_vector_class(factory: Any) -> bool:
+    factory = factory.func if isinstance(factory, functools.partial) else factory
     return inspect.isclass(factory) and issubclass(factory, VectorEnv)
 
 

@@ -110,9 +110,9 @@ class RayStream(BusyPool, Stream):
 
     def hand_out(self) -> None:
         busy = Counter(self.pending.values())
-        for index, actor in enumerate(self.actors):
+        for index in self.at_work:
             for _ in range(AHEAD - busy[index]):
-                self.pending[actor.sample.remote(*self.newest)] = index
+                self.pending[self.actors[index].sample.remote(*self.newest)] = index
 
     def take(self, call: Any) -> None:
         if call not in self.pending:  # of a sampler that was replaced meanwhile

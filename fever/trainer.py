@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import logging
-import tempfile
+import os
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fever.config import NetworkSettings, RunConfig, validate
+from fever.cluster import connect, is_elastic, try_everywhere
+from fever.config import RunConfig
 from fever.display import Display, QuietDisplay
-from fever.envs import make_envs
 from fever.errors import FeverError
-from fever.layout import choose_workers
-from fever.policy import Policy
-from fever.policy.spaces import Description
-from fever.process import Interrupts, facts, limit_learner_threads, log_to_file, prepare_jax
-from fever.run import WEIGHTS_PREFIX, Run
-from fever.sources import EnvContext, EnvSource
+from fever.process import Interrupts, facts, log_to_file
+from fever.run import WEIGHTS_PREFIX, Run, stop_reason, trust_word
+from fever.sources import EnvSource
 
 if TYPE_CHECKING:
-    from fever.algos import Algorithm, Iteration
+    from fever.algos import Iteration
     from fever.workers import Pool
 
 REPLAY = "replay"  # folder of the replay buffer in a run directory
 REPLAY_SHARE = 0.05  # of the time may go into saving it
-SMALL_WIDTH = 256  # units of a hidden layer up to which a learner on a CPU is fastest on one thread
 
 
 @dataclass(frozen=True)
@@ -37,9 +34,17 @@ class Result:
     """What a finished (or interrupted) training gives back."""
 
     run: Run
-    policy: Policy
     summary: dict[str, Any]  # the object that `--json` prints
-    curves: dict[str, np.ndarray]  # metric -> one number per iteration
+
+    @cached_property
+    def curves(self) -> dict[str, np.ndarray]:
+        """Metric -> one number per iteration."""
+        return self.run.curves()
+
+    @cached_property
+    def policy(self) -> Any:
+        """Of the last checkpoint: `policy.act(observation)`."""
+        return self.run.checkpoint().policy()
 
     @property
     def stop_reason(self) -> str:
@@ -56,9 +61,16 @@ def train(config: RunConfig, source: EnvSource | None = None, display: Display |
 
 
 def resume(
-    run: Run, config: RunConfig, which: str = "last", source: EnvSource | None = None, display: Display | None = None
+    run: Run,
+    config: RunConfig,
+    which: str = "last",
+    source: EnvSource | None = None,
+    display: Display | None = None,
+    trust: bool = False,
 ) -> Result:
-    """Continue a run from a checkpoint, with its (possibly extended) configuration."""
+    """Continue a run from a checkpoint, with its (possibly extended) configuration; one that holds pickles only if the
+    caller trusts it."""
+    run.checkpoint(which).require(trust)
     return Trainer(config, source, display or QuietDisplay(), run, which).run()
 
 
@@ -68,126 +80,130 @@ class Trainer:
     def __init__(
         self, config: RunConfig, source: EnvSource | None, display: Display, run: Run | None = None, which: str = "last"
     ) -> None:
+        self.born = time.perf_counter()
         self.display = display
         self.source = source or EnvSource(config.env, config.env_kwargs)
         self.resuming, self.which = run, which
-        prepare_jax(config.device)  # before the first import of JAX, which an algorithm's module brings
-        from fever.algos import config_of
+        from fever.algos.prepare import prepare
 
-        self.settings: NetworkSettings = validate(config_of(config.algo), config.settings, config.algo)
-        config = config.model_copy(update={"settings": self.settings.model_dump(mode="json")})
-        self.observation, self.action, self.stack, self.config = self._probe(config)
-        self.algorithm = self._build()
+        self.prepared = prepare(config, self.source, display.message)
+        self.config, self.learner = self.prepared.config, self.prepared.learner
         self.pool: Pool | None = None
 
         self.iteration = self.episodes = self.generation = 0
         self.seconds_before = 0.0
+        self.whole = True  # the learner's state, which an iteration that is not cut leaves only at its end
         self.replay_due = 0.0  # when the replay buffer is to be saved again
         self.begin: float | None = None  # when the loop began,
         self.end: float | None = None  # and when it ended
-        window = config.stop.window
+        self.closing = False
+        self.interrupts = Interrupts(self._say_that_it_waits, held=True)
+        self.seconds = {"setup": 0.0, "first_batch": 0.0, "iterations": 0.0, "checkpoints": 0.0, "stop": 0.0}
+        self.steps_by_host: Counter[str] = Counter()
+        window = self.config.stop.window
         self.returns: deque[float] = deque(maxlen=window)
         self.lengths: deque[int] = deque(maxlen=window)
 
-    def _probe(self, config: RunConfig) -> tuple[Description, Description, int, RunConfig]:
-        """Make the environment once: learn its spaces, and its cost if the layout is to be chosen."""
-        with tempfile.TemporaryDirectory(prefix="fever-") as folder:
-            envs = make_envs(self.source, 1, EnvContext(workdir=Path(folder)))
-            try:
-                if config.workers == "auto":
-                    workers, reason = choose_workers(envs)
-                    config = config.model_copy(update={"workers": workers})
-                    self.display.message(f"workers {workers}: {reason}")
-                else:
-                    envs.reset([config.seed])  # some say only then that they have masks of actions
-                spaces = envs.observation, envs.action, envs.stack
-            finally:
-                envs.close()
-        stop = config.stop.or_default(self.source.reward_threshold)
-        return *spaces, config.model_copy(update={"stop": stop, "env": self.source.name})
-
-    def _build(self) -> Algorithm:
-        """Build the algorithm for the environment that was probed."""
-        from fever.algos import Task, find_algorithm
-
-        config = self.config
-        image = self.observation["type"] == "image"
-        limit_learner_threads(not image and max(self.settings.widths(image), default=0) <= SMALL_WIDTH)
-        assert isinstance(config.workers, int)
-        task = Task(
-            name=self.source.name,
-            observation=self.observation,
-            action=self.action,
-            envs=config.envs,
-            workers=config.workers,
-            seed=config.seed,
-            total_steps=config.stop.steps,
-            stack=self.stack,
-        )
-        return find_algorithm(config.algo)(self.settings, task)
+    def _say_that_it_waits(self) -> None:
+        """Called in the middle of anything, by a signal: not through the display, which may be at work."""
+        if (self.prepared.uncut or self.closing) and not isinstance(self.display, QuietDisplay):
+            iterating = "RLlib finishes its iteration, then the run is saved"
+            what = "the environments are being closed" if self.closing else iterating
+            os.write(2, f"\nfever: {what}; Ctrl-C again does not wait\n".encode())
 
     def run(self) -> Result:
         """Train until a stop rule is met, a signal comes or something fails; leave a complete run directory."""
-        run = self.resuming or Run.create(self.config, facts())
-        try:
+        with self.interrupts:
+            run = self.resuming or Run.create(self.config, facts())
             try:
-                reason = self._train(run)
-            finally:
-                self._close(run)
-        except KeyboardInterrupt:
-            reason = "interrupted"
-        except Exception as error:
-            self._note_failure(run, error)
-            raise
-        if not run.checkpoints():
-            run.discard()
-            raise KeyboardInterrupt("before anything was learned; nothing is left behind")
-        summary = self._summary(run, reason)
-        run.write_summary(summary)
+                try:
+                    reason = self._train(run)
+                finally:
+                    self._close(run)
+            except KeyboardInterrupt:
+                reason = self.interrupts.reason
+            except Exception as error:
+                self._note_failure(run, error)
+                raise
+            if not run.checkpoints():
+                run.discard()
+                what = "saved" if self.iteration else "learned"
+                raise KeyboardInterrupt(f"before anything was {what}; nothing is left behind")
+            summary = self._summary(run, reason)
+            run.write_summary(summary)
         self.display.finish(summary)
-        return Result(run, run.checkpoint().policy(), summary, run.curves())
+        return Result(run, summary)
 
     def _train(self, run: Run) -> str:
         """Start the workers and iterate; returns why it stopped, with the state saved."""
-        from fever.algos import Place
-
         run.lock()
-        with log_to_file(run.path / "log.txt"), Interrupts() as interrupts:
+        with log_to_file(run.path / "log.txt"):
             if self.resuming:
                 self._restore(run)
-                run.write_config(self.config)
             logging.info("training %s with %s", self.source.name, self.config.algo)
-            count = self.config.workers
-            assert isinstance(count, int)
-            if count:
-                self.display.message(f"starting Ray and {count} worker{'s' if count > 1 else ''}")
-            self.pool = self.algorithm.start(Place(self.source, run.path.resolve() / "work", self.generation))
-            if self.pool.description:
-                self.display.message(self.pool.description)
-            if self.resuming and (run.path / REPLAY).is_dir():
-                self.pool.restore(run.path / REPLAY)
+            with self.interrupts.open():
+                pool = self._start(run)
+            if self.resuming:  # nothing can be refused any more
+                run.write_config(self.config)
             (run.path / "summary.json").unlink(missing_ok=True)
             self.display.start(self.config, run.path)
             try:
-                return self._loop(run, self.pool, interrupts)
+                return self._loop(run, pool)
             except Exception:
                 logging.exception("training failed")
                 raise
             finally:
                 self.end = time.perf_counter()
-                if self.iteration:
-                    with interrupts.shield():
-                        self._save(run)
-                        self._save_replay(run)
+                if self.iteration and self.whole:
+                    self._save(run)
+                    self._save_replay(run)
+
+    def _start(self, run: Run) -> Pool:
+        """Start what gathers experience, with what it had gathered before."""
+        from fever.algos import Place
+
+        count = self.config.workers
+        assert isinstance(count, int)
+        if count or self.prepared.on_ray:
+            workers = f" and {count} worker{'s' if count > 1 else ''}" if count else ""
+            self.display.message(f"starting Ray{workers}")
+            if is_elastic():
+                try_everywhere(connect(count), self.source)
+        place = Place(self.source, run.path.resolve() / "work", self.generation, self.config.gpus_per_worker)
+        self.pool = pool = self.learner.start(place)
+        if self.prepared.all_cores is not None:
+            pool.follow(self.prepared.all_cores)
+        if pool.description:
+            self.display.message(pool.description)
+        if self.resuming and (run.path / REPLAY).is_dir():
+            pool.restore(run.path / REPLAY)
+        return pool
 
     def _close(self, run: Run) -> None:
-        """Give back the terminal, close the environments, end the workers, let go of the files."""
+        """Give back the terminal, close the environments, end the workers, let go of the files. What goes wrong with
+        environments here is said, and changes nothing about how the run has ended."""
+        began = time.perf_counter()
         self.display.stop()
         try:
             if self.pool is not None:
-                self.pool.close()
+                with log_to_file(run.path / "log.txt"):
+                    self._close_pool(self.pool)
         finally:
             run.close()
+            self.seconds["stop"] = time.perf_counter() - began
+
+    def _close_pool(self, pool: Pool) -> None:
+        try:
+            self.closing = self.interrupts.impatient = True
+            try:
+                pool.close()
+            finally:
+                self.interrupts.impatient = False
+        except KeyboardInterrupt:
+            self.display.message("not all environments were closed")
+        except Exception as error:
+            logging.exception("closing failed")
+            self.display.message(f"not all environments were closed: {type(error).__name__}: {error}")
 
     def _note_failure(self, run: Run, error: Exception) -> None:
         """Leave nothing behind if nothing was learned; otherwise record the failure and say how to go on."""
@@ -199,26 +215,33 @@ class Trainer:
                 run.discard()
         elif self.begin is not None:
             run.write_summary(self._summary(run, "failed") | {"error": str(error)})
-            self.display.message(f"the last good checkpoint is kept; resume with: fever resume {run.path}")
+            kept = f"the last good checkpoint is kept; resume with: fever resume {run.path}{trust_word(self.config)}"
+            self.display.message(kept if run.checkpoints() else f"nothing was saved; what it wrote is in {run.path}")
 
-    def _loop(self, run: Run, pool: Pool, interrupts: Interrupts) -> str:
+    def _loop(self, run: Run, pool: Pool) -> str:
         """Iterate until a stop rule is met; returns its name."""
         self.begin = time.perf_counter()
+        self.seconds["setup"] = self.begin - self.born
         saved = time.monotonic()
-        iterations = self.algorithm.train(pool)
+        iterations = self.learner.train(pool)
+        interrupts, uncut = self.interrupts, self.prepared.uncut
         reason = ""
         while not reason:
+            interrupts.check()
             began = time.perf_counter()
+            self.whole, interrupts.impatient = not uncut, uncut
             iteration = next(iterations)
-            with interrupts.shield():
-                row = self._record(run, iteration, time.perf_counter() - began, pool)
-                self.display.update(row)
-                reason = self._stop_reason()
-                if time.monotonic() - saved >= self.config.checkpoint_seconds and not reason:
-                    self._save(run)
-                    if time.monotonic() >= self.replay_due:
-                        self._save_replay(run)
-                    saved = time.monotonic()
+            self.whole, interrupts.impatient = True, False
+            wall = time.perf_counter() - began
+            self.seconds["iterations" if self.seconds["first_batch"] else "first_batch"] += wall
+            row = self._record(run, iteration, wall, pool)
+            self.display.update(row)
+            reason = self._stop_reason()
+            if time.monotonic() - saved >= self.config.checkpoint_seconds and not reason:
+                self._save(run)
+                if time.monotonic() >= self.replay_due:
+                    self._save_replay(run)
+                saved = time.monotonic()
         return reason
 
     def _record(self, run: Run, iteration: Iteration, wall: float, pool: Pool) -> dict[str, Any]:
@@ -226,13 +249,14 @@ class Trainer:
         self.iteration += 1
         rows = []
         for report in iteration.reports:
+            self.steps_by_host[report.host] += report.steps
             for episode in report.episodes:
                 self.episodes += 1
                 if episode.counts:
                     self.returns.append(episode.total_reward)
                     self.lengths.append(episode.length)
                 rows.append({
-                    "episode": self.episodes, "steps": self.algorithm.steps, "return": episode.total_reward,
+                    "episode": self.episodes, "steps": self.learner.steps, "return": episode.total_reward,
                     "length": episode.length, "worker": report.worker_index, "env": episode.env_index,
                     "info": episode.info,
                 })  # fmt: skip
@@ -241,7 +265,7 @@ class Trainer:
         sampled = sum(report.steps for report in iteration.reports)
         row = {
             "iteration": self.iteration,
-            "steps": self.algorithm.steps,
+            "steps": self.learner.steps,
             "episodes": self.episodes,
             "seconds": round(self._seconds(), 4),
             "steps_per_second": round(sampled / wall, 1),
@@ -271,37 +295,29 @@ class Trainer:
 
     def _stop_reason(self) -> str:
         """The name of the first stop rule that is met, or nothing."""
-        stop = self.config.stop
-        full = len(self.returns) == stop.window
-        if stop.reward is not None and full and np.mean(self.returns) >= stop.reward:
-            return "reward"
-        if stop.steps is not None and self.algorithm.steps >= stop.steps:
-            return "steps"
-        if stop.iterations is not None and self.iteration >= stop.iterations:
-            return "iterations"
-        if stop.seconds is not None and self._seconds() >= stop.seconds:
-            return "time"
-        return ""
+        return stop_reason(self.config.stop, self.returns, self.learner.steps, self.iteration, self._seconds())
 
     def _save(self, run: Run) -> None:
-        state = self.algorithm.state()
-        weights = {WEIGHTS_PREFIX + name: value for name, value in self.algorithm.weights().items()}
-        policy = Policy(self.observation, self.action, self.algorithm.network, {})
+        began = time.perf_counter()
+        state = self.learner.state()
+        weights = {WEIGHTS_PREFIX + name: value for name, value in self.learner.weights().items()}
         score = float(np.mean(self.returns)) if len(self.returns) == self.returns.maxlen else None
         manifest = {
             "env": self.source.name,
             "algo": self.config.algo,
             "iteration": self.iteration,
-            "steps": self.algorithm.steps,
+            "steps": self.learner.steps,
             "score": score,
-            "policy": policy.describe(),
+            "policy": self.prepared.policy,
             "algorithm": state.facts,
             "trainer": {
                 "episodes": self.episodes, "seconds": self._seconds(), "generation": self.generation,
                 "returns": list(self.returns), "lengths": list(self.lengths),
             },
         }  # fmt: skip
-        run.save({**state.arrays, **weights}, manifest, self.config.checkpoint_keep)
+        files = self.prepared.files
+        run.save({**state.arrays, **weights}, manifest, self.config.checkpoint_keep, files.save if files else None)
+        self.seconds["checkpoints"] += time.perf_counter() - began
 
     def _save_replay(self, run: Run) -> None:
         """Keep what the pool has gathered, one copy, so rarely that it takes little of the time."""
@@ -310,18 +326,21 @@ class Trainer:
         self.pool.save(run.path / REPLAY)
         now = time.monotonic()
         self.replay_due = now + (now - began) / REPLAY_SHARE
+        self.seconds["checkpoints"] += now - began
 
     def _restore(self, run: Run) -> None:
         """Continue counters, optimiser, schedules, statistics and the learner's random stream from a checkpoint."""
         from fever.algos import State
 
         checkpoint = run.checkpoint(self.which)
-        check_spaces(checkpoint.manifest["policy"], self.observation, self.action, self.source.name, checkpoint.path)
-        network = Policy.from_description(checkpoint.manifest["policy"], {}).network
-        if network != self.algorithm.network:
+        kept, now = checkpoint.manifest["policy"], self.prepared.policy
+        checkpoint.check_spaces(now["observation"], now["action"], self.source.name)
+        if kept != json.loads(json.dumps(now)):
             raise FeverError(f"{checkpoint.path} has another network than the configuration of {run.path} asks for")
         arrays = {k: v for k, v in checkpoint.arrays().items() if not k.startswith(WEIGHTS_PREFIX)}
-        self.algorithm.restore(State(arrays, checkpoint.manifest["algorithm"]))
+        self.learner.restore(State(arrays, checkpoint.manifest["algorithm"]))
+        if self.prepared.files is not None:
+            self.prepared.files.restore(checkpoint.files)
         kept = checkpoint.manifest["trainer"]
         self.iteration, self.episodes = checkpoint.iteration, kept["episodes"]
         self.seconds_before, self.generation = kept["seconds"], kept["generation"] + 1
@@ -329,7 +348,8 @@ class Trainer:
         self.lengths.extend(kept["lengths"])
         reason = self._stop_reason()
         if reason:
-            raise FeverError(f"{run.path} has met its stop rule ({reason}) already; raise it, for example --stop-steps")
+            how = f"raise it with --stop-{reason}, or give another rule"
+            raise FeverError(f"{run.path} has met its stop rule ({reason}) already; {how}")
 
     def _summary(self, run: Run, reason: str) -> dict[str, Any]:
         seconds = self._seconds()
@@ -342,13 +362,15 @@ class Trainer:
             "envs": self.config.envs,
             "seed": self.config.seed,
             "iterations": self.iteration,
-            "steps": self.algorithm.steps,
+            "steps": self.learner.steps,
             "episodes": self.episodes,
             "seconds": round(seconds, 3),
-            "steps_per_second": round(self.algorithm.steps / seconds, 1) if seconds else 0.0,
+            "steps_per_second": round(self.learner.steps / seconds, 1) if seconds else 0.0,
             "return_mean": statistics.get("return_mean"),
             "length_mean": statistics.get("length_mean"),
             "stop_reason": reason,
+            "hosts": dict(self.steps_by_host),  # steps by where they were taken, since this process began
+            "breakdown": {name: round(value, 3) for name, value in self.seconds.items()},
         }
 
 
@@ -358,6 +380,8 @@ def phase_shares(iteration: Iteration, wall: float, workers: int) -> dict[str, f
     Workers that do not wait for the learner are busy while it is: their shares and its own are of the same time, and
     what the learner waits for them is its phase "wait".
     """
+    if not iteration.seconds:  # not known
+        return {}
     width = max(1, workers)
     env = sum(report.seconds["env"] for report in iteration.reports) / width
     busy = sum(report.seconds["total"] for report in iteration.reports) / width
@@ -370,13 +394,3 @@ def phase_shares(iteration: Iteration, wall: float, workers: int) -> dict[str, f
         "time_learn": spent("learn", 0.0),
     }
     return {name: round(seconds / wall, 4) for name, seconds in shares.items()}
-
-
-def check_spaces(policy: dict[str, Any], observation: Description, action: Description, name: str, path: Path) -> None:
-    """Refuse a checkpoint that was made for other spaces than this environment's."""
-    for which, has, wants in (
-        ("observation", policy["observation"], observation),
-        ("action", policy["action"], action),
-    ):
-        if has != wants:
-            raise FeverError(f"the checkpoint {path} was made for another {which} space than {name} has")

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
-def run_fever(*words: str, cwd: Path, timeout: float = 120, **variables: str) -> subprocess.CompletedProcess[str]:
+def run_fever(*words: str, cwd: Path, timeout: float = 300, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the command line in a subprocess, as a user would, with the tests' environments importable."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120", **variables}
     command = [sys.executable, "-m", "fever", *words]
@@ -28,6 +28,18 @@ def fever(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         return run_fever(*words, cwd=tmp_path, **options)
 
     return call
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Any]:
+    """One Ray for all tests of a module that need it."""
+    from fever.cluster import connect
+
+    assert connect(4).owned
+    import ray
+
+    yield ray
+    ray.shutdown()
 
 
 @pytest.fixture(scope="session")

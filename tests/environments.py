@@ -9,6 +9,8 @@ from __future__ import annotations
 import copy
 import functools
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -322,6 +324,22 @@ class SleepEnv(TimeLimitEnv):
         return super().step(action)
 
 
+class TogetherEnv(SleepEnv):
+    """Waits in its first step until as many processes as this have begun one."""
+
+    def __init__(self, folder: str, others: int, milliseconds: float, limit: int = 50) -> None:
+        super().__init__(milliseconds, limit)
+        self.folder, self.others = Path(folder), others
+
+    def step(self, action: Any) -> Any:
+        self.folder.mkdir(exist_ok=True)
+        (self.folder / str(os.getpid())).touch()
+        deadline = time.monotonic() + 120
+        while len(list(self.folder.iterdir())) < self.others and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return super().step(action)
+
+
 class BusyEnv(SleepEnv):
     """Every step computes: milliseconds of processor time."""
 
@@ -606,3 +624,61 @@ class UnevenEnv(SleepEnv):
 
     def __init__(self, milliseconds: float, worker_index: int = 0) -> None:
         super().__init__(milliseconds * (10 if worker_index == 0 else 1))
+
+
+class ExitEnv(TimeLimitEnv):
+    """Ends the process that makes it, as a library that calls exit() does."""
+
+    def __init__(self, code: int = 3) -> None:
+        os._exit(code)
+
+
+class ExitElsewhereEnv(TimeLimitEnv):
+    """Ends every process but one that makes it."""
+
+    def __init__(self, process: int) -> None:
+        super().__init__()
+        if os.getpid() != process:
+            os._exit(3)
+
+
+SIMULATOR = """
+import sys, time
+for line in sys.stdin:
+    end = time.process_time() + float(sys.argv[1]) / 1000
+    while time.process_time() < end:
+        pass
+    print(flush=True)
+"""
+
+
+class SimulatorEnv(TimeLimitEnv):
+    """Every step is computed in another process: milliseconds of its processor time."""
+
+    def __init__(self, milliseconds: float, limit: int = 50) -> None:
+        super().__init__(limit)
+        command = [sys.executable, "-c", SIMULATOR, str(milliseconds)]
+        self.simulator = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def step(self, action: Any) -> Any:
+        assert self.simulator.stdin
+        assert self.simulator.stdout
+        self.simulator.stdin.write(b"\n")
+        self.simulator.stdin.flush()
+        self.simulator.stdout.readline()
+        return super().step(action)
+
+    def close(self) -> None:
+        self.simulator.communicate()
+
+
+class ReusingCounters(NextStepCounters):
+    """The same counters natively vectorised, in one array that is written over."""
+
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(num_envs)
+        self.shown = np.zeros((num_envs, 3), np.float32)
+
+    def _observe(self) -> np.ndarray:
+        self.shown[:] = super()._observe()
+        return self.shown

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import re
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fever.run import Run
 from fever.sampler import Fragment
 
 
@@ -28,10 +31,47 @@ def changed(fragment: Fragment, **arrays: np.ndarray) -> Fragment:
     return other
 
 
-def wait_for(condition: Callable[[], Any], what: str, seconds: float = 30) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, seconds: float = 120, pause: float = 0.02) -> Any:
     """Wait until a condition holds, but not for ever."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, f"no {what} within {seconds} s"
-        time.sleep(0.02)
+        time.sleep(pause)
     return found
+
+
+def without_ray(text: str) -> str:
+    """What was printed, but for what Ray's own processes have to say on a busy machine, whenever they like."""
+    own = re.compile(r"\[\d{4}-\d\d-\d\d .* [EW] \d+|\S*\(raylet\)")
+    return "".join(line for line in text.splitlines(keepends=True) if not own.match(line))
+
+
+def has_helped(run: Path, host: str) -> bool:
+    """Whether a run has learned from episodes of workers that joined it on this machine while it trained."""
+    log = (run / "log.txt").read_text() if (run / "log.txt").is_file() else ""
+    joined = {int(index) for index in re.findall(rf"worker (\d+) joins on {host}\b", log)}
+    return any(row["worker"] in joined for row in Run(run).episodes())
+
+
+# A user's own environment, which hosts have never seen: it waits, and is broken on some of them.
+WAREHOUSE = '''
+import socket, time
+import gymnasium as gym
+import numpy as np
+
+if socket.gethostname() in %r:
+    raise ImportError("libwarehouse.so is not here")
+
+class Warehouse(gym.Env):
+    """Waits; the hosts have never seen it."""
+    observation_space = gym.spaces.Box(-1, 1, (2,))
+    action_space = gym.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 20
+        return np.zeros(2, np.float32), {}
+    def step(self, action):
+        time.sleep(0.002)
+        self.left -= 1
+        return np.zeros(2, np.float32), float(action), False, self.left == 0, {}
+'''

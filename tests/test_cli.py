@@ -147,7 +147,9 @@ def test_config_lists_every_setting_with_its_source(fever: Any) -> None:
     printed = fever("config", "ppo").stdout
     assert all(name in printed for name in PPOConfig.model_fields)
     assert "Schulman et al. 2017" in printed
-    assert fever("config").stdout.split() == ["ppo", "trpo", "impala", "appo", "dqn", "apex", "sac"]
+    names = fever("config").stdout.split()
+    assert names[:7] == ["ppo", "trpo", "impala", "appo", "dqn", "apex", "sac"]
+    assert "rllib:DreamerV3" in names
 
 
 def test_doctor_examines_this_machine(fever: Any) -> None:
@@ -196,7 +198,7 @@ MISTAKES = {
     ),
     "unknown algorithm": (["train", "CartPole-v1", "--algo", "pppo"], "did you mean ppo"),
     "unknown option": (["train", "CartPole-v1", "--sed", "3"], "--seed"),
-    "workers": (["train", "CartPole-v1", "--workers", "some"], "a number or auto"),
+    "workers": (["train", "CartPole-v1", "--workers", "some"], "a number, auto or all"),
     "negative workers": (["train", "CartPole-v1", "--workers", "-1"], "workers=-1"),
     "time": (["train", "CartPole-v1", "--stop-time", "soon"], "90s, 10m or 2h"),
     "device": (["train", "CartPole-v1", "--device", "gpu"], "JAX sees no GPU"),
@@ -296,3 +298,89 @@ def test_killed_run_keeps_its_metrics_and_can_be_resumed(tmp_path: Path) -> None
     steps = json.loads(rows[-1])["steps"] + 20_000
     done = run_fever("resume", "a", "--stop-steps", str(steps), "--json", cwd=tmp_path)
     assert json.loads(done.stdout.splitlines()[-1])["steps"] >= steps, done.stderr
+
+
+def test_a_search_is_not_gone_on_with_elsewhere_unless_it_is_trusted(fever: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "found"
+    (folder / "tune").mkdir(parents=True)
+    (folder / "tune" / "tuner.pkl").write_bytes(b"who knows")
+    (folder / "facts.json").write_text("{}")
+    (folder / "config.yaml").write_text("env: CartPole-v1\nsearch: {space: {gamma: 'uniform(0.9,1)'}}\n")
+    for words in ((), ("--on", "slurm")):
+        done = fever("resume", "found", *words)
+        assert done.returncode == 2
+        assert "Ray Tune's pickles" in done.stderr
+        assert "--trust" in done.stderr
+
+
+def test_ctrl_c_is_said_and_not_swallowed(monkeypatch: Any, capsys: Any) -> None:
+    from fever import cli, trainer
+
+    def interrupted(*given: Any, **more: Any) -> None:
+        raise KeyboardInterrupt("before anything was learned; nothing is left behind")
+
+    monkeypatch.setattr(trainer, "train", interrupted)
+    monkeypatch.setattr(sys, "argv", ["fever", "train", "CartPole-v1"])
+    assert cli._run() == 130
+    assert capsys.readouterr().err == "fever: interrupted before anything was learned; nothing is left behind\n"
+
+
+def test_a_video_of_another_kind_is_refused_before_it_is_filmed(
+    trained: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fever.errors import FeverError
+    from fever.evaluate import record, source_of
+    from fever.run import Run
+
+    run = Run(trained["folder"] / trained["run"])
+    monkeypatch.setattr("fever.evaluate.make_env", lambda *arguments: pytest.fail("it is played"))
+    with pytest.raises(FeverError, match=r"x\.avi: a video is written as \.mp4 or \.gif"):
+        record(run.checkpoint(), source_of(run), tmp_path / "videos" / "x.avi", 10)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words", [("watch", "--steps", "5", "x.mp4"), ("watch", "--steps", "5", "x.gif"), ("export", "x")]
+)
+def test_a_place_that_cannot_be_written_is_one_sentence(
+    words: tuple[str, ...], trained: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    *command, name = words
+    done = run_fever(*command, "first", "--to", str(tmp_path / "file" / name), cwd=trained["folder"])
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith(f"fever: {tmp_path / 'file' / name} cannot be ")
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def test_doctor_knows_every_extra() -> None:
+    from importlib.metadata import metadata
+
+    from fever.doctor import OPTIONAL, _options
+
+    extras = set(metadata("fever").get_all("Provides-Extra") or ())
+    assert {extra for extra, _ in OPTIONAL.values()} == extras - {"cluster", "dev"}
+    assert [finding.topic for finding in _options()] == list(OPTIONAL)
+
+
+def test_a_rank_that_comes_late_does_not_take_its_own_job_for_anothers(tmp_path: Path, monkeypatch: Any) -> None:
+    """Rank 0 has begun already when the others look at the run: only it asks whether somebody has it."""
+    from fever import cli, launch
+    from fever.config import RunConfig
+    from fever.launch.jobs import remember
+    from fever.launch.meeting import Meeting
+    from fever.run import Run
+
+    monkeypatch.setenv("FEVER_HOME", str(tmp_path / "home"))
+    run = Run.create(RunConfig(env="CartPole-v1", runs=str(tmp_path), name="one"), {})
+    Meeting(run.job).write("job.json", {"kind": "mpi", "id": "7", "submitted": 0.0})
+    Meeting(run.job).write_text("alive", "rank 0")
+    remember("mpi-7", run.path)
+    went: list[Any] = []
+    monkeypatch.setattr(launch, "run_elsewhere", lambda order, options: went.append(order.run) or 0)
+    monkeypatch.setattr(sys, "argv", ["fever", "resume", str(run.path), "--on", "mpi"])
+    assert cli._run() == 0
+    assert went == [run.path]
+    monkeypatch.setattr(sys, "argv", ["fever", "resume", str(run.path)])
+    assert cli._run() == 2

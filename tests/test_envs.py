@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode
 
 from fever.envs import LoopEnvs, NativeEnvs, close_all, make_envs
 from fever.errors import ContractError, FeverError
+from fever.layout import time_steps
 from fever.sources import EnvContext, EnvSource, make_env
 from tests import environments
 from tests.environments import (
@@ -22,7 +23,9 @@ from tests.environments import (
     DictEnv,
     IdentityEnv,
     NextStepCounters,
+    ReusingCounters,
     SameStepCounters,
+    SimulatorEnv,
     TimeLimitEnv,
     make_time_limit,
 )
@@ -262,6 +265,23 @@ def test_every_environment_of_a_loop_gets_its_own_seed_and_action() -> None:
     np.testing.assert_array_equal(envs.step(wrong).rewards, np.zeros(4))
 
 
+def test_the_first_observations_are_the_callers_to_keep() -> None:
+    envs = make_envs(EnvSource(ReusingCounters), 2, HERE)
+    first = envs.reset([0, 1])
+    envs.step(np.zeros(2, np.int64))
+    assert first.tolist() == [[0, 0, 0], [1, 0, 0]]
+
+
+def test_what_a_simulator_computes_in_another_process_is_no_waiting() -> None:
+    envs = make_envs(EnvSource(SimulatorEnv, {"milliseconds": 20}), 1, HERE)
+    try:
+        step, computing = time_steps(envs)
+    finally:
+        envs.close()
+    assert step > 0.015
+    assert computing > 0.1  # a hundredth of it in this process
+
+
 # Breaking the contract.
 
 FAULTS = {
@@ -289,6 +309,19 @@ def test_a_broken_reset_names_the_environment_and_the_step(only: int, at: int, s
     message = rf"at step {step} of environment {only}: reset\(\) must return an observation and an info dictionary"
     with pytest.raises(ContractError, match=message):
         steps(envs, 5)
+
+
+@pytest.mark.parametrize(
+    ("final", "message"),
+    [({}, "but its info has no final_obs"), ({"final_obs": [np.zeros(4), None]}, r"the observation has shape \(4,\)")],
+)
+def test_a_reset_in_the_same_step_without_the_last_observation_is_refused(
+    final: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = SameStepCounters.step
+    monkeypatch.setattr(SameStepCounters, "step", lambda self, actions: (*step(self, actions)[:4], final))
+    with pytest.raises(ContractError, match=f"SameStepCounters breaks its contract at step 3: .*{message}"):
+        steps(make_envs(EnvSource(SameStepCounters), 2, HERE), 3)
 
 
 @pytest.mark.parametrize("reward", ["much", np.zeros(2), {}], ids=["text", "two numbers", "dict"])

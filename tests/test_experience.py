@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
+import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from fever.algos.dqn import DQN, DQNConfig
 from fever.envs import make_envs
 from fever.errors import FeverError
 from fever.experience import LocalExperience, load_shards, make_experience, save_shards
+from fever.process import Interrupts, cuttable
 from fever.run import Run
 from fever.sources import EnvContext, EnvSource
 from fever.trainer import resume
@@ -91,6 +95,23 @@ def test_all_that_was_done_is_reported_once(tmp_path: Path) -> None:
     assert sum(len(report.episodes) for report in reports) > 0
     assert experience.take_reports() == []
     assert {report.version for report in reports} == {0}
+
+
+def test_a_signal_cuts_no_block_in_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experience = start(tmp_path)
+    add = experience.buffer.add
+
+    def interrupted(block: Any) -> int:
+        count = add(block)
+        if count:
+            signal.raise_signal(signal.SIGINT)
+        return count
+
+    monkeypatch.setattr(experience.buffer, "add", interrupted)
+    with Interrupts(held=True), pytest.raises(KeyboardInterrupt), cuttable():  # noqa: PT012 - some add nothing yet
+        for _ in range(100):
+            experience.draw()
+    assert experience.added == experience.buffer.arrays()["counters"][1] > 0
 
 
 def test_new_weights_and_epsilons_act_from_the_next_draw_on(tmp_path: Path) -> None:
@@ -197,14 +218,29 @@ def test_another_number_of_shards_is_one_sentence(tmp_path: Path) -> None:
     experience = start(tmp_path)
     experience.draw()
     arrays = {name: array.copy() for name, array in experience.buffer.arrays().items()}
-    save_shards(tmp_path / "two", [arrays, arrays], 60, 32)
+    save_shards(tmp_path / "two", [arrays, arrays], 2, 60, 32)
     sentence = re.escape(f"{tmp_path / 'two'} holds 2 shards of a replay buffer, not replay_shards=1")
     with pytest.raises(FeverError, match=f"^{sentence}$"):
         experience.restore(tmp_path / "two")
-    save_shards(tmp_path / "one", [arrays], 60, 32)
+    save_shards(tmp_path / "one", [arrays], 1, 60, 32)
     with pytest.raises(FeverError, match="holds 1 shards of a replay buffer, not replay_shards=2"):
         load_shards(tmp_path / "one", 2)
     assert load_shards(tmp_path / "two", 2)[1:] == (60, 32)
+
+
+def test_shards_are_written_one_at_a_time(tmp_path: Path) -> None:
+    seen: list[weakref.ref[np.ndarray]] = []
+
+    def fetch() -> dict[str, np.ndarray]:
+        assert all(one() is None for one in seen)
+        array = np.arange(3)
+        seen.append(weakref.ref(array))
+        return {"frames": array}
+
+    save_shards(tmp_path / "replay", (fetch() for _ in range(3)), 3, 60, 32)
+    shards, *counters = load_shards(tmp_path / "replay", 3)
+    assert counters == [60, 32]
+    assert [arrays["frames"].tolist() for arrays in shards] == [[0, 1, 2]] * 3
 
 
 def test_a_buffer_of_another_size_is_one_sentence(tmp_path: Path) -> None:
@@ -296,3 +332,18 @@ def test_memory_is_looked_at_before_anything_is_made(tmp_path: Path, monkeypatch
     monkeypatch.setattr("fever.experience.LocalExperience", lambda *arguments: pytest.fail("it was made"))
     with pytest.raises(FeverError, match="not even one transition would fit"):
         make_experience(experience.spec, 0, 0)
+
+
+def test_shards_are_held_against_the_machines_that_they_are_spread_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = replace(start(tmp_path).spec, shards=4)
+    for module in ("experience", "replay"):
+        monkeypatch.setattr(f"fever.{module}.free_memory", lambda: spec.replay.bytes * 3 // 2)
+    monkeypatch.setattr("fever.shards.RayExperience", lambda *arguments: "made")
+    for machines in (1, 2, 3):
+        monkeypatch.setattr("fever.experience.machines_in_reach", lambda count=machines: [2.0] * count)
+        with pytest.raises(FeverError, match=r"the replay buffer of 1,600 transitions needs .* would fit"):
+            make_experience(spec, 4, 0)
+    monkeypatch.setattr("fever.experience.machines_in_reach", lambda: [2.0] * 4)
+    assert make_experience(spec, 4, 0) == "made"

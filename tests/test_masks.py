@@ -305,7 +305,10 @@ def test_the_probe_of_workers_auto_keeps_to_masks(source: EnvSource, monkeypatch
         ("dqn", SameStepMasked, {}),
     ],
 )
-def test_training_and_evaluation_keep_to_masks(algo: str, target: Any, more: dict[str, Any], tmp_path: Path) -> None:
+def test_training_and_evaluation_keep_to_masks(
+    algo: str, target: Any, more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fever.layout, "CHEAP_STEP", 1.0)  # however slow this machine is, `auto` starts no Ray
     result = fever.train(target, algo, envs=4, runs=tmp_path, stop={"steps": 600}, **TINY[algo], **more)
     run = Run.open(result.run.path)
     assert all(np.isfinite(value).all() for value in result.policy.params.values())

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import fever.algos.ppo
-from fever.algos import Task
+from fever.algos import Task, prepare
 from fever.algos.fragments import values_of
 from fever.algos.ppo import PPO, PPOConfig
+from fever.config import RunConfig
 from fever.envs import make_envs
 from fever.errors import FeverError, TrainingError
 from fever.normalize import Moments
@@ -377,6 +378,15 @@ def test_one_seed_gives_one_training_and_another_seed_another() -> None:
     there.learn([fragment])
     assert_same_weights(here, there)
     assert differ(here, other)
+
+
+@pytest.mark.parametrize(("core", "small"), [("none", True), ("lstm", False)])
+def test_a_wide_memory_is_learned_on_all_threads(monkeypatch: pytest.MonkeyPatch, core: str, small: bool) -> None:
+    limit = Mock()
+    monkeypatch.setattr(prepare, "limit_learner_threads", limit)
+    settings = {"recurrent": core, "recurrent_size": 512, "minibatch": 128}
+    prepare.prepare(RunConfig(env="CartPole-v1", settings=settings), EnvSource("CartPole-v1"), print)
+    limit.assert_called_once_with(small)
 
 
 def test_gradients_of_images_in_chunks_add_up_to_those_of_the_minibatch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import fever
 from fever.config import RunConfig
 from fever.errors import FeverError
 from fever.evaluate import evaluate
+from fever.report import smooth
 from fever.run import Run, list_runs
 from fever.trainer import Result, resume
 
@@ -113,6 +115,30 @@ def test_interrupted_save_leaves_the_older_checkpoint_in_force(tmp_path: Path, m
     assert [one.iteration for one in run.checkpoints()] == [1]
 
 
+@pytest.mark.parametrize("iteration", [1, 2], ids=["made again", "no longer kept"])
+def test_a_kill_while_a_checkpoint_is_dropped_leaves_the_new_one(
+    tmp_path: Path, monkeypatch: Any, iteration: int
+) -> None:
+    run = Run.create(RunConfig(env="X-v0", runs=str(tmp_path), name="a"), {})
+    run.save({"x": np.arange(3.0)}, {"iteration": 1, "score": None}, keep=1)
+
+    def cut(path: Path, **_: Any) -> None:
+        (path / "manifest.json").unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", cut)
+        with pytest.raises(KeyboardInterrupt):
+            run.save({"x": np.ones(3)}, {"iteration": iteration, "score": None}, keep=1)
+    assert [one.iteration for one in run.checkpoints()] == [iteration]
+    assert run.checkpoint().arrays()["x"].tolist() == [1, 1, 1]
+    (run.path / "checkpoints" / ".partial-1").mkdir()
+    (run.path / "checkpoints" / "00000003").mkdir()  # as older versions left it
+    assert run.checkpoint().iteration == iteration
+    run.save({"x": np.arange(3.0)}, {"iteration": 3, "score": None}, keep=1)
+    assert [path.name for path in (run.path / "checkpoints").iterdir()] == ["00000003"]
+
+
 def test_checkpoint_keeps_shapes_and_scalars(tmp_path: Path) -> None:
     run = Run.create(RunConfig(env="X-v0", runs=str(tmp_path), name="a"), {})
     arrays = {"scalar": np.asarray(3.5), "transposed": np.arange(6.0).reshape(2, 3).T, "empty": np.zeros((2, 0))}
@@ -154,6 +180,43 @@ def test_rows_made_again_by_a_resumed_run_replace_the_old(tmp_path: Path) -> Non
     text = "".join(json.dumps({"iteration": number, "by": who}) + "\n" for number, who in rows)
     (run.path / "metrics.jsonl").write_text(text + '{"iteration": 4, "b')  # and a kill in the middle of a line
     assert [(row["iteration"], row["by"]) for row in run.metrics()] == [(1, "a"), (2, "b"), (3, "b")]
+    text = "".join(json.dumps({"episode": number, "by": who}) + "\n" for number, who in rows)
+    (run.path / "episodes.jsonl").write_text(text)
+    assert [(row["episode"], row["by"]) for row in run.episodes()] == [(1, "a"), (2, "b"), (3, "b")]
+
+
+def test_rows_after_a_line_that_was_cut_are_read(tmp_path: Path, monkeypatch: Any) -> None:
+    run = Run.create(RunConfig(env="X-v0", runs=str(tmp_path), name="a"), {})
+    assert run.last_row() == {}
+    for name in ("metrics.jsonl", "episodes.jsonl"):
+        (run.path / name).write_text('{"iteration": 1, "episode": 1}\n{"iteration": 2, "epi')
+    assert run.last_row()["iteration"] == 1
+    run.log({"iteration": 2, "steps": 10})
+    run.log_episodes([{"episode": 2}])
+    assert [row["iteration"] for row in run.metrics()] == [1, 2]
+    assert [row["episode"] for row in run.episodes()] == [1, 2]
+    for length in (1, 7, 1 << 16):
+        monkeypatch.setattr("fever.run.TAIL", length)
+        assert run.last_row() == {"iteration": 2, "steps": 10}
+    run.close()
+
+
+def test_a_folder_that_others_use_by_now_stays(tmp_path: Path) -> None:
+    first, second = (Run.create(RunConfig(env="X-v0", runs=str(tmp_path / "runs"), name=name), {}) for name in "ab")
+    first.discard()
+    assert [run.path for run in list_runs(tmp_path / "runs")] == [second.path]
+
+
+def test_a_run_without_facts_is_listed(tmp_path: Path) -> None:
+    for name in "ab":
+        Run.create(RunConfig(env="X-v0", runs=str(tmp_path), name=name), {})
+    (tmp_path / "a" / "facts.json").unlink()
+    assert {run.path.name for run in list_runs(tmp_path)} == {"a", "b"}
+
+
+def test_missing_values_are_left_out_of_a_smooth_curve() -> None:
+    curve = smooth(np.array([np.nan, np.nan, np.nan, 4.0, 4.0, np.nan]), points=2)
+    assert curve[1:].tolist() == pytest.approx([np.nan, 4, 4, 4, 4], nan_ok=True)
 
 
 def test_runs_are_listed_and_found(result: Result) -> None:

@@ -23,21 +23,12 @@ from fever.policy import Params
 from fever.sampler import Fragment
 from fever.sources import EnvContext, EnvSource
 from fever.stream import LocalStream, RayStream
-from fever.workers import start_ray
 from tests.helpers import wait_for
 
-LIMIT = 30  # seconds that anything here may take on a busy machine
-pytestmark = pytest.mark.xdist_group("stream")  # one Ray for all of them
+LIMIT = 120  # seconds that anything here may take on a busy machine
 
 
-@pytest.fixture(scope="module", autouse=True)
-def ray() -> Iterator[Any]:
-    """One Ray for all tests of this module."""
-    assert start_ray(4)
-    import ray
-
-    yield ray
-    ray.shutdown()
+pytestmark = pytest.mark.usefixtures("ray")
 
 
 def learner(source: EnvSource, workers: int, **settings: Any) -> Impala:
@@ -162,7 +153,7 @@ def test_one_sampler_in_this_process_is_deterministic_and_fresh() -> None:
 
 
 def test_a_slow_sampler_holds_up_nobody() -> None:
-    with started("tests.environments:UnevenEnv", {"milliseconds": 2}, fragments=4) as (stream, _):
+    with started("tests.environments:UnevenEnv", {"milliseconds": 10}, fragments=4) as (stream, _):
         wait_for(lambda: stream.waiting, "fragment")
         began, counts = time.monotonic(), Counter[int]()
         while not counts[0] or counts.total() < 40:
@@ -170,7 +161,7 @@ def test_a_slow_sampler_holds_up_nobody() -> None:
             fragments = stream.next(4)
             assert len(fragments) == 4
             counts.update(fragment.worker_index for fragment in fragments)
-        assert counts[1] > 3 * counts[0]
+        assert counts[1] > 1.5 * counts[0]  # nominally ten times as many, but as many if they were held up
 
 
 def test_samplers_never_wait_and_the_newest_fragments_are_kept() -> None:
@@ -180,12 +171,12 @@ def test_samplers_never_wait_and_the_newest_fragments_are_kept() -> None:
         wait_for(lambda: stream.dropped, "dropped fragment")
         before = stream.dropped
         begin = time.monotonic()
-        while time.monotonic() < begin + 1:  # of learning
-            assert stream.waiting <= 4
+        while stream.dropped <= before + 10:  # while somebody learns
+            assert time.monotonic() < begin + LIMIT
+            with stream.arrival:
+                assert stream.waiting <= 4
             time.sleep(0.01)
-        assert stream.waiting == 4
         fragments, dropped = stream.next(4), stream.dropped
-        assert dropped > before + 10
         assert [fragment.arrays["observations"][0, 0, 0] for fragment in fragments] == [
             10 * (dropped + place) for place in range(4)
         ]
@@ -227,10 +218,10 @@ def test_every_fragment_was_made_with_the_weights_of_its_version() -> None:
 
 
 def test_no_fragment_is_older_than_allowed_though_one_sampler_is_slow() -> None:
-    kwargs = {"milliseconds": 2}
+    kwargs = {"milliseconds": 10}
     with started("tests.environments:UnevenEnv", kwargs, max_lag=3, fragments=2) as (stream, weights):
         begin, version = time.monotonic(), 0
-        while version < 40 or not stream.dropped:
+        while version < 15 or not stream.dropped:
             assert time.monotonic() < begin + LIMIT
             assert all(version - 3 <= given <= version for given in versions(stream.next(2)))
             version += 1
@@ -268,6 +259,7 @@ def test_a_sampler_that_keeps_dying_ends_the_run() -> None:
         for _ in range(2):  # and again, whoever asks
             with pytest.raises(TrainingError, match="worker 0 died 6 times in a row"):
                 stream.next(1)
+        stream.thread.join(LIMIT)
         assert not stream.thread.is_alive()
 
 
@@ -298,6 +290,6 @@ def test_closing_does_not_wait_for_calls_that_take_minutes(monkeypatch: pytest.M
         stream.publish(weights, 0)
         wait_for(lambda: len(stream.pending) == 4, "call")
         began = time.monotonic()
-    assert time.monotonic() < began + 8
+    assert time.monotonic() < began + 60  # a call takes 400 s
     assert not stream.thread.is_alive()
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "end of the processes")

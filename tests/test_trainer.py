@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +13,17 @@ import numpy as np
 import pytest
 
 import fever
+from fever.algos import Phases
 from fever.algos.ppo import PPO
+from fever.config import RunConfig
+from fever.display import QuietDisplay
 from fever.errors import ContractError, FeverError, TrainingError
+from fever.normalize import Normalizer
+from fever.process import Interrupts, uncut
 from fever.run import Run
-from fever.trainer import resume
+from fever.trainer import Trainer, resume
+from fever.workers import LocalWorkers
+from tests.environments import TimeLimitEnv
 
 SMALL = {"envs": 2, "steps": 16, "minibatch": 32, "epochs": 2}
 
@@ -92,6 +102,13 @@ def test_result_has_run_policy_and_curves(tmp_path: Path) -> None:
     assert result.run.config.env == "gymnasium.envs.classic_control.cartpole:CartPoleEnv"
 
 
+def test_curves_are_read_when_they_are_asked_for(tmp_path: Path, monkeypatch: Any) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "metrics", None)
+        result = fever.train("CartPole-v1", runs=tmp_path, stop={"iterations": 2}, **SMALL)
+    assert result.curves["iteration"].tolist() == [1, 2]
+
+
 def test_nan_loss_stops_with_the_last_good_checkpoint(tmp_path: Path, monkeypatch: Any) -> None:
     learn = PPO.learn
 
@@ -134,6 +151,139 @@ def test_environments_are_closed_when_training_fails(tmp_path: Path, monkeypatch
     with pytest.raises(RuntimeError, match="a fault in the learner"):
         fever.train("tests.environments:ClosingEnv", env_kwargs={"folder": str(folder)}, runs=tmp_path, **SMALL)
     assert len(list(folder.iterdir())) == 2
+
+
+class Messages(QuietDisplay):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.said.append(text)
+
+
+def prepared(folder: Path, display: QuietDisplay) -> Trainer:
+    settings = {name: value for name, value in SMALL.items() if name != "envs"}
+    stop = {"iterations": 5}
+    config = RunConfig(env="CartPole-v1", envs=2, settings=settings, stop=stop, runs=str(folder), name="a")
+    return Trainer(config, None, display)
+
+
+def act_in_learning(monkeypatch: Any, call: int, act: Any) -> None:
+    """Do something in the middle of the n-th time that something is learned."""
+    scale, calls = Normalizer.scale_rewards, [0]
+
+    def scale_rewards(self: Normalizer, batch: Any) -> None:
+        scale(self, batch)
+        calls[0] += 1
+        if calls[0] == call:
+            act()
+
+    monkeypatch.setattr(Normalizer, "scale_rewards", scale_rewards)
+
+
+@pytest.mark.parametrize("algo", ["ppo", "trpo", "impala"])
+def test_a_signal_waits_until_a_batch_is_learned_from(tmp_path: Path, monkeypatch: Any, algo: str) -> None:
+    act_in_learning(monkeypatch, 2, lambda: signal.raise_signal(signal.SIGINT))
+    result = fever.train("CartPole-v1", algo, runs=tmp_path, envs=2, steps=16, stop={"iterations": 5})
+    assert (result.stop_reason, result.summary["iterations"]) == ("interrupted", 2)
+    checkpoint = result.run.checkpoint()
+    assert checkpoint.iteration == 2
+    assert checkpoint.arrays()["returns/count"] == checkpoint.manifest["steps"]
+
+
+def test_signals_cut_sampling_and_nothing_else() -> None:
+    phases, done = Phases(), []
+    with Interrupts(held=True):
+        with phases("learn"):
+            signal.raise_signal(signal.SIGINT)
+            done.append("learn")
+        with pytest.raises(KeyboardInterrupt), phases("sample"):  # what has waited
+            done.append("sample")
+        with pytest.raises(KeyboardInterrupt), phases("wait"), uncut():  # noqa: PT012 - the signal comes in the body
+            signal.raise_signal(signal.SIGINT)
+            done.append("uncut")
+        with pytest.raises(KeyboardInterrupt), phases("wait"):  # noqa: PT012
+            signal.raise_signal(signal.SIGINT)
+            done.append("wait")
+        signal.raise_signal(signal.SIGINT)
+    assert done == ["learn", "uncut"]
+
+
+@pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGINT], [signal.SIGINT] * 2, []])
+def test_a_finished_run_stays_finished_whatever_happens_while_it_closes(
+    tmp_path: Path, monkeypatch: Any, numbers: list[signal.Signals]
+) -> None:
+    def close(self: LocalWorkers) -> None:
+        for number in numbers:
+            signal.raise_signal(number)
+        raise RuntimeError("the simulator is gone")
+
+    monkeypatch.setattr(LocalWorkers, "close", close)
+    display = Messages()
+    result = prepared(tmp_path, display).run()
+    assert result.stop_reason == Run.open("a", tmp_path).status == "iterations"
+    assert display.said[-1].startswith("not all environments were closed")
+    assert ("the simulator is gone" in (result.run.path / "log.txt").read_text()) == (len(numbers) < 2)
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_what_was_not_saved_is_not_said_to_be(tmp_path: Path, monkeypatch: Any, interrupted: bool) -> None:
+    def cut() -> None:
+        if not interrupted:
+            raise RuntimeError("a fault in the learner")
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    act_in_learning(monkeypatch, 3, cut)
+    display = Messages()
+    trainer = prepared(tmp_path, display)
+    trainer.prepared = replace(trainer.prepared, uncut=True)  # as RLlib's: what was cut is not saved
+    with pytest.raises(
+        KeyboardInterrupt if interrupted else RuntimeError,
+        match="^before anything was saved; nothing is left behind$" if interrupted else "a fault",
+    ):
+        trainer.run()
+    assert display.said == ([] if interrupted else [f"nothing was saved; what it wrote is in {tmp_path / 'a'}"])
+
+
+def test_a_refused_resume_leaves_the_run_as_it_was(tmp_path: Path, monkeypatch: Any) -> None:
+    run = fever.train("CartPole-v1", runs=tmp_path, name="a", stop={"iterations": 1}, **SMALL).run
+    before = {name: (run.path / name).read_bytes() for name in ("config.yaml", "summary.json")}
+
+    def refuse(self: PPO, place: Any) -> Any:
+        raise FeverError("there is no room")
+
+    monkeypatch.setattr(PPO, "start", refuse)
+    stop = run.config.stop.model_copy(update={"iterations": 6})
+    with pytest.raises(FeverError, match="there is no room"):
+        resume(run, run.config.model_copy(update={"stop": stop}))
+    assert before == {name: (run.path / name).read_bytes() for name in before}
+
+
+def test_new_stop_rules_replace_the_one_that_has_ended_a_run(tmp_path: Path) -> None:
+    stop = {"reward": 1, "window": 3, "steps": 10_000}
+    run = fever.train("CartPole-v1", runs=tmp_path, stop=stop, **SMALL).run
+    rules = run.config.stop
+    assert run.drop_met(rules, {"steps": 20_000}) == (rules.model_copy(update={"reward": None}), ["reward"])
+    for given in ({}, {"window": 3}, {"reward": 1}):
+        assert run.drop_met(rules, given) == (rules, [])
+    with pytest.raises(FeverError, match=r"its stop rule \(reward\) already; raise it with --stop-reward, or"):
+        resume(run, run.config)
+
+
+def test_a_partial_function_may_hold_anything(tmp_path: Path) -> None:
+    make = functools.partial(TimeLimitEnv, limit=np.int64(5))
+    result = fever.train(make, runs=tmp_path, stop={"iterations": 1}, **SMALL)
+    assert result.summary["length_mean"] == 5
+    assert result.run.config.env == "tests.environments:TimeLimitEnv(...)"
+
+
+def test_arguments_that_cannot_be_written_down_are_refused_before_anything_is_made(tmp_path: Path) -> None:
+    with pytest.raises(FeverError, match=r"what JSON can hold: .*numpy\.int64"):
+        fever.train(TimeLimitEnv, env_kwargs={"limit": np.int64(5)}, runs=tmp_path / "runs", **SMALL)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_private_folders_are_in_the_run_directory(tmp_path: Path) -> None:

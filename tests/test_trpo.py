@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -554,6 +555,26 @@ def test_a_run_of_whole_episodes_is_the_same_when_it_was_interrupted(tmp_path: P
     for name in METRICS:
         assert [row[name] for row in before] == [row[name] for row in after], name
     assert [row["return"] for row in whole.episodes()] == [row["return"] for row in run.episodes()]
+
+
+def test_a_run_is_the_same_when_it_was_interrupted_in_the_middle_of_learning(tmp_path: Path, monkeypatch: Any) -> None:
+    settings: dict[str, Any] = {"algo": "trpo", "runs": tmp_path, "hidden": [8], "timesteps_per_batch": 150}
+    whole = fever.train("CartPole-v1", stop={"iterations": 4}, **settings).run
+    orders, calls = TRPO._orders, []
+
+    def interrupt(self: TRPO, batch: Any) -> Any:
+        calls.append(orders(self, batch))
+        if len(calls) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return calls[-1]
+
+    monkeypatch.setattr(TRPO, "_orders", interrupt)
+    run = fever.train("CartPole-v1", stop={"iterations": 4}, **settings).run
+    assert run.status == "interrupted"
+    resume(run, run.config)
+    found = run.checkpoint().arrays()
+    for name, array in whole.checkpoint().arrays().items():
+        np.testing.assert_array_equal(array, found[name], err_msg=name)
 
 
 def test_one_seed_gives_one_training_and_another_seed_another() -> None:

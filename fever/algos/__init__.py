@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -18,6 +18,7 @@ from fever.errors import FeverError, TrainingError
 from fever.policy import Network, Params
 from fever.policy.policy import network_for
 from fever.policy.spaces import Description
+from fever.process import cuttable
 from fever.sampler import Report, SamplerSpec
 from fever.sources import EnvSource
 from fever.workers import Pool
@@ -32,6 +33,7 @@ ALGORITHMS = {
     "sac": "fever.algos.sac:SAC",
 }
 LEARNER_STREAM = 2**32 - 1  # of random numbers, where samplers have their worker's index
+CUTTABLE = ("sample", "wait")  # phases that change nothing in a learner
 
 NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # Mnih et al. 2015
 SMALL_IMAGES = ((16, 3, 1), (32, 3, 1))  # after Young & Tian 2019
@@ -58,6 +60,7 @@ class Place:
     source: EnvSource
     workdir: Path  # parent of the environments' private folders
     generation: int  # how often the run was resumed: every time gets fresh random streams
+    gpus: float = 0.0  # share of a GPU for every worker
 
 
 class State(NamedTuple):
@@ -76,14 +79,11 @@ class Iteration:
     seconds: dict[str, float] = field(default_factory=dict)  # phase -> wall time
 
 
-class Algorithm(Protocol):
-    """One algorithm. It never imports Ray, and learns the same from any workers."""
+class Learner(Protocol):
+    """What the trainer sees of an algorithm, whoever wrote it."""
 
-    Config: ClassVar[type[NetworkSettings]]
-    network: Network
     steps: int  # environment steps learned from so far
 
-    def __init__(self, config: Any, task: Task) -> None: ...
     def start(self, place: Place) -> Pool:
         """Start what gathers this algorithm's experience; the trainer closes it."""
         ...
@@ -100,8 +100,19 @@ class Algorithm(Protocol):
     def restore(self, state: State) -> None: ...
 
 
+class Algorithm(Learner, Protocol):
+    """One algorithm of fever's own. It never imports Ray, and learns the same from any workers."""
+
+    Config: ClassVar[type[NetworkSettings]]
+    overlaps: ClassVar[bool]  # workers go on while it learns
+    network: Network
+
+    def __init__(self, config: Any, task: Task) -> None: ...
+
+
 class Phases:
-    """Wall time of the phases of one iteration: `with phases("learn"): ...`."""
+    """Wall time of the phases of one iteration: `with phases("learn"): ...`. Signals cut short what is CUTTABLE; they
+    wait for the end of all else, so that no batch is half learned from when the run is saved."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -110,12 +121,13 @@ class Phases:
     def __call__(self, name: str) -> Iterator[None]:
         begin = perf_counter()
         try:
-            yield
+            with cuttable() if name in CUTTABLE else nullcontext():
+                yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - begin
 
 
-def find_algorithm(name: str) -> Callable[[Any, Task], Algorithm]:
+def find_algorithm(name: str) -> type[Algorithm]:
     """The class of an algorithm by its name in the registry."""
     return _load(name)
 
@@ -129,14 +141,17 @@ def _load(name: str) -> Any:
     if name not in ALGORITHMS:
         close = difflib.get_close_matches(name, ALGORITHMS, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
-        raise FeverError(f"there is no algorithm {name}; {hint}There are: {', '.join(ALGORITHMS)}")
+        names = f"{', '.join(ALGORITHMS)}, and those of RLlib such as rllib:PPO"
+        raise FeverError(f"there is no algorithm {name}; {hint}There are: {names}")
     module, _, attribute = ALGORITHMS[name].partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 
 def sampler_spec(place: Place, network: Network, task: Task, steps: int, gamma: float | None = None) -> SamplerSpec:
     """What gathers experience in calls of this many steps; `gamma` is for the returns that rewards are scaled by."""
-    return SamplerSpec(place.source, network, task.envs, steps, gamma, task.seed, workdir=place.workdir)
+    return SamplerSpec(
+        place.source, network, task.envs, steps, gamma, task.seed, workdir=place.workdir, gpus=place.gpus
+    )
 
 
 def require_finite(metrics: Any, rate: str) -> np.ndarray:

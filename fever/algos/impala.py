@@ -71,6 +71,7 @@ class Impala(GradientLearner):
     """Policy gradients on a stream of fragments, each with weights a little older than the learner's."""
 
     Config: type[ImpalaConfig] = ImpalaConfig
+    overlaps = True
     counters = ("steps", "version")
 
     def __init__(self, config: ImpalaConfig, task: Task) -> None:

@@ -75,6 +75,7 @@ class PPO(GradientLearner):
     """Clipped policy gradients on batches of fragments."""
 
     Config = PPOConfig
+    overlaps = False
 
     def __init__(self, config: PPOConfig, task: Task) -> None:
         super().__init__(config, task)

@@ -25,6 +25,7 @@ class ReplayAlgorithm:
     """What DQN, Ape-X and SAC have in common. A subclass has the mathematics: `weights`, `update`, `learned`."""
 
     network: Network
+    overlaps = True
     greedy = True  # explore around the best action, not by sampling from the policy
     prioritized = False
     n_step = 1

@@ -81,6 +81,7 @@ class TRPO:
     """Natural policy gradients with a step as long as the trust region allows."""
 
     Config = TRPOConfig
+    overlaps = False
 
     def __init__(self, config: TRPOConfig, task: Task) -> None:
         self.config, self.task = config, task

@@ -129,7 +129,7 @@ def test_the_engine_ends_when_python_does(gnugo: Engine, how: str) -> None:
 
 
 def test_an_engine_that_hangs_is_started_again_and_told_the_game(tmp_path: Path) -> None:
-    engine = fake(tmp_path, 'if starts == 1 and command[0] == "genmove": time.sleep(100)', timeout=0.4)
+    engine = fake(tmp_path, 'if starts == 1 and command[0] == "genmove": time.sleep(100)', timeout=3)
     engine.new_game(seed=1, size=9, komi=6.5)
     engine.play(BLACK, "D4")
     assert engine.genmove(WHITE) == "E5"

@@ -40,7 +40,6 @@ def test_an_agent_learns_to_beat_the_random_player(tmp_path: Path) -> None:
     assert win_rate(result, arguments) > 0.6
 
 
-@pytest.mark.xdist_group("ray")
 def test_trpo_trains_on_whole_games_against_gnugo_in_workers(gnugo: Engine, tmp_path: Path) -> None:
     result = fever.train(
         Go9x9, algo="trpo", workers=2, runs=tmp_path, stop={"iterations": 2}, timesteps_per_batch=60,

@@ -48,7 +48,7 @@ def alive(identifier: int) -> bool:
         return False
 
 
-def wait_for(condition: Any, seconds: float = 5.0) -> bool:
+def wait_for(condition: Any, seconds: float = 60.0) -> bool:
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
         time.sleep(0.01)
@@ -125,15 +125,15 @@ def test_a_crash_is_retried_and_its_folder_kept(tmp_path: Path) -> None:
 
 def test_a_hang_is_killed_in_time_with_its_children(tmp_path: Path) -> None:
     ids = tmp_path / "ids"
-    env = Building(shell(at_later_steps(HANG), ids), timeout=0.5, retries=1, workdir=tmp_path)
+    env = Building(shell(at_later_steps(HANG), ids), timeout=2, retries=1, workdir=tmp_path)
     before, _ = env.reset(seed=0)
     begin = time.monotonic()
     observation, reward, terminated, truncated, info = env.step(HALF)
-    assert 1.0 <= time.monotonic() - begin < 4.0  # two tries
+    assert 4.0 <= time.monotonic() - begin < 60.0  # two tries
     assert (reward, terminated, truncated, info["simulator_failed"]) == (0.0, False, True, 1.0)
     assert (observation == before).all()
     assert wait_for(lambda: not any(alive(one) for one in identifiers(ids)))
-    assert "killed after 0.5 s" in (tmp_path / "failed/log.txt").read_text()
+    assert "killed after 2 s" in (tmp_path / "failed/log.txt").read_text()
     with pytest.raises(ResetNeeded):
         env.step(HALF)
     env.reset()
@@ -275,7 +275,7 @@ def test_close_in_the_middle_of_a_step_leaves_no_process(tmp_path: Path) -> None
     assert wait_for(ids.exists)
     assert all(alive(one) for one in identifiers(ids))
     env.close()
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()
     assert "closed in the middle" in str(errors[0])
     assert wait_for(lambda: not any(alive(one) for one in identifiers(ids)))
@@ -295,9 +295,9 @@ finally:
     env.close()
 """
     parent = subprocess.Popen([sys.executable, "-c", code], cwd=EXAMPLE, stderr=subprocess.PIPE)
-    assert wait_for(ids.exists, 20)
+    assert wait_for(ids.exists)
     parent.send_signal(number)
-    assert parent.wait(5) != 0
+    assert parent.wait(60) != 0
     assert wait_for(lambda: not any(alive(one) for one in identifiers(ids)))
     if number == signal.SIGINT:
         assert not list(tmp_path.glob("try-*"))
@@ -308,7 +308,7 @@ def test_fever_trains_on_it_from_the_command_line(tmp_path: Path) -> None:
     words = ["train", "building:Building", "--workers", "0", "--envs", "2", "--stop-steps", "128", "--json", "-q"]
     words += ["--runs", str(tmp_path), "--name", "a", "--env-kwargs", json.dumps({"program": program, "timeout": 5})]
     command = [sys.executable, "-m", "fever", *words, "steps=32", "minibatch=32", "epochs=1"]
-    done = subprocess.run(command, cwd=EXAMPLE, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=EXAMPLE, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert json.loads(done.stdout)["steps"] >= 128
