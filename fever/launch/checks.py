@@ -1,0 +1,243 @@
+"""`fever doctor --on ...`: what would keep a job's machines from working together, a line each.
+
+Under a launcher, every rank announces what its host is like, then tries to reach every other host by name and by
+connection; rank 0 prints. Inside a Slurm allocation the ranks are started by `srun`, outside of one only the way to the
+scheduler can be looked at.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fever.doctor import Finding
+from fever.errors import FeverError
+from fever.launch import host
+from fever.launch.clusters import ask_hosts
+from fever.launch.environment import describe_environment
+from fever.launch.meeting import Meeting
+from fever.launch.member import Lost, Member, scheduled_hosts
+from fever.launch.ranks import Rank, find_rank
+from fever.launch.scripts import slurm_launcher
+from fever.launch.targets import Machines, Mpi, Site, Slurm, Ssh, load_target
+
+CONNECT_SECONDS = 3.0  # until a port of another host must have answered
+CLOCK_SECONDS = 2.0  # by which clocks may differ
+MEET_SECONDS = 60.0  # until when all ranks must have come
+LIMITS = {"files": 1024, "processes": 1024}  # ulimits that are too low for Ray
+
+
+def examine_target(on: str, runs: Path) -> list[Finding]:
+    """All findings about a target; empty in ranks other than the first."""
+    target = load_target(on, {})
+    if isinstance(target, Ssh):
+        return examine_hosts(target)
+    if isinstance(target, Machines):
+        raise FeverError("the doctor looks at Slurm, PBS, MPI and ssh hosts; for others see: fever status")
+    try:
+        rank = find_rank()
+    except FeverError:
+        if isinstance(target, Mpi):
+            raise
+    else:
+        return examine_ranks(target, rank, runs)
+    if isinstance(target, Slurm) and os.environ.get("SLURM_JOB_ID"):
+        words = [*slurm_launcher(target).split(), sys.executable, "-m", "fever", "doctor", "--on", on]
+        done = subprocess.run([*words, "--runs", str(runs)])
+        return [Finding("ok" if done.returncode == 0 else "problem", "machines", "as said above")]
+    return examine_scheduler(target, runs)
+
+
+def examine_hosts(target: Ssh) -> list[Finding]:
+    """What can be seen of hosts that ssh reaches, all at once; nothing is changed there."""
+    environment = describe_environment(target.packages, target.extras).name
+    replies = ask_hosts(target, "look", target.hosts, cluster="", environment=environment, measure=True)
+    return [_host(name, facts) for name, facts in replies.items()]
+
+
+def _host(name: str, facts: Any) -> Finding:
+    if isinstance(facts, FeverError):
+        return Finding("problem", name, str(facts))
+    home, scratch = (facts["free"][place] / 2**30 for place in ("home", "scratch"))
+    has = facts["versions"]
+    made = f"Python {has['Python']}, Ray {has['ray']}" if has else "its environment is made by the first fever up"
+    room = f"{home:.0f} GiB free at home, {scratch:.0f} in scratch"
+    text = f"{facts['cores']} cores, {facts['busy']:.1f} in use, {room}; {made}"
+    return Finding("problem" if has and "none" in has.values() else "ok", name, text)
+
+
+def examine_scheduler(target: Site, runs: Path) -> list[Finding]:
+    """What can be seen from a login node."""
+    submit, ask = {"slurm": ("sbatch", ["scontrol", "ping"]), "pbs": ("qsub", ["qstat", "-B"])}[target.kind]
+    if shutil.which(submit) is None:
+        return [Finding("problem", submit, "not found; work on a login node of the cluster")]
+    try:
+        done = subprocess.run(ask, capture_output=True, text=True, timeout=20)
+        answer = (done.stdout + done.stderr).strip().splitlines()
+        failed = done.returncode != 0
+    except (OSError, subprocess.TimeoutExpired) as error:
+        answer, failed = [str(error)], True
+    inside = "salloc --nodes 2 fever doctor --on slurm" if target.kind == "slurm" else "mpiexec fever doctor --on mpi"
+    return [
+        Finding("problem" if failed else "ok", "scheduler", answer[0] if answer else "answers"),
+        _folder(runs),
+        Finding("note", "machines", f"can be looked at from inside an allocation: {inside}"),
+    ]
+
+
+def _folder(runs: Path) -> Finding:
+    folder = next(path for path in (runs, *runs.parents) if path.exists())
+    free = shutil.disk_usage(folder).free / 2**30
+    writable = os.access(folder, os.W_OK)
+    return Finding("ok" if writable and free > 2 else "problem", "runs", f"{folder}: {free:.1f} GiB free" + (
+        "" if writable else ", but it cannot be written to"))  # fmt: skip
+
+
+def examine_ranks(target: Site, rank: Rank, runs: Path) -> list[Finding]:
+    """Meet the other ranks and look at what is between the hosts."""
+    seconds = min(target.connect_seconds, MEET_SECONDS)
+    meeting = Meeting(runs / f".doctor-{rank.launch or 'ranks'}")
+    examiner = Examiner(meeting, target.model_copy(update={"connect_seconds": seconds}), rank)
+    try:
+        findings = examiner.run()
+    except (FeverError, Lost) as error:
+        findings = [Finding("problem", "meeting", f"{examiner.host}: {error}")]
+        if examiner.leads:
+            examiner.dismiss(1, str(error))
+    examiner.leave()
+    if examiner.leads:
+        shutil.rmtree(meeting.path, ignore_errors=True)
+        with suppress(OSError):
+            runs.rmdir()  # if it was made for this
+    return findings
+
+
+class Examiner(Member):
+    """One rank that looks at its host, and from its host at the others."""
+
+    def run(self) -> list[Finding]:
+        with socket.create_server((host.own_address(self.site.interface), 0)) as server:
+            self.address = server.getsockname()[:2]
+            threading.Thread(target=_answer, args=(server,), daemon=True).start()
+            if not self.leads:
+                plan = self.join()
+                self.meeting.write(f"views/{self.rank.number}.json", {"plan": plan["id"], **self.look(plan)})
+                self.until(lambda: self.own("exit.json"), lambda: "rank 0 did not say what it found")
+                return []
+            self.meeting.clear()
+            self.announce()
+            ranks = self.until(self.arrivals, self.missing)
+            self.publish(ranks, {"addresses": {facts["host"]: facts["address"] for facts in ranks.values()}})
+            views = [self.look(self.plan), *(self._view(number) for number in ranks if number)]
+            offsets = {number: facts["clock"] - self._written(number) for number, facts in ranks.items()}
+            self.dismiss(0)
+            return report(ranks, views, offsets, self.meeting.path)
+
+    def describe(self) -> dict[str, Any]:
+        limits = {"files": resource.RLIMIT_NOFILE, "processes": resource.RLIMIT_NPROC}
+        most = {name: resource.getrlimit(which)[0] for name, which in limits.items()}
+        traps = [name for name in (*self.site.unset, "RAY_ADDRESS") if os.environ.get(name)]
+        scratch = host.scratch_folder(self.site.scratch)
+        writable = os.access(scratch, os.W_OK) and shutil.disk_usage(scratch).free > 2**30
+        shared = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
+        more = {"address": self.address, "limits": most, "traps": traps, "scratch": writable, "shm": shared}
+        return {**super().describe(), **more}
+
+    def look(self, plan: dict[str, Any]) -> dict[str, Any]:
+        """From this host: which others have no name here, and which do not answer."""
+        others = {name: tuple(address) for name, address in plan["addresses"].items() if name != self.host}
+        nameless = [name for name in others if not _resolves(name)]
+        silent = [name for name, address in others.items() if not _reaches(address)]
+        return {"host": self.host, "nameless": nameless, "silent": silent}
+
+    def _view(self, number: int) -> dict[str, Any]:
+        return self.until(lambda: self.own(f"views/{number}.json"), lambda: f"rank {number} did not say what it sees")
+
+    def _written(self, number: int) -> float:
+        """When a rank announced itself, by the file server's clock."""
+        return (self.meeting.path / "ranks" / f"{number}.json").stat().st_mtime
+
+
+def _answer(server: socket.socket) -> None:
+    with suppress(OSError):
+        while True:
+            server.accept()[0].close()
+
+
+def _resolves(name: str) -> bool:
+    try:
+        return bool(socket.gethostbyname(name))
+    except OSError:
+        return False
+
+
+def _reaches(address: tuple[Any, ...]) -> bool:
+    try:
+        with socket.create_connection((address[0], address[1]), timeout=CONNECT_SECONDS):
+            return True
+    except OSError:
+        return False
+
+
+def report(
+    ranks: dict[int, dict[str, Any]], views: list[dict[str, Any]], offsets: dict[int, float], folder: Path
+) -> list[Finding]:
+    """What rank 0 prints: one line for each thing that was looked at, a problem names its hosts.
+
+    `ranks`: what each is like; `views`: what each sees of the others; `offsets`: clocks against the file server's.
+    """
+    first = {facts["host"]: facts for _, facts in sorted(ranks.items(), reverse=True)}
+    absent = sorted(set(scheduled_hosts()) - set(first))
+    late = {ranks[number]["host"]: offset - offsets[0] for number, offset in offsets.items()}
+    few = {
+        name: [f"{host}: {most}" for host, facts in first.items() if 0 <= (most := facts["limits"][name]) < least]
+        for name, least in LIMITS.items()
+    }
+    return [
+        Finding("ok", "ranks", f"{len(ranks)} on {', '.join(sorted(first))}; all see {folder.parent}"),
+        Finding("ok", "cores", ", ".join(f"{name} {len(facts['cpus'])}" for name, facts in sorted(first.items()))),
+        _line("hosts", "of the allocation have no rank", "all of the allocation", absent, note=True),
+        *[
+            _line(name, f"differs from {ranks[0]['host']}'s {wanted}", wanted, _other(first, name, wanted))
+            for name, wanted in ranks[0]["versions"].items()
+        ],
+        _line("names", "is unknown", "every host knows the others", _pairs(views, "nameless")),
+        _line("ports", "does not answer", "every host reaches the others", _pairs(views, "silent")),
+        _line("clock", "", "together", [
+            f"{name} is off by {seconds:+.1f} s" for name, seconds in late.items() if abs(seconds) > CLOCK_SECONDS
+        ], note=True),
+        _line("open files", "allowed; Ray wants more: ulimit -n 4096", "enough", few["files"]),
+        _line("processes", "allowed; Ray wants more: ulimit -u 4096", "enough", few["processes"], note=True),
+        _line("variables", "(unset for Ray and the training)", "no traps", [
+            f"{name} has {', '.join(facts['traps'])}" for name, facts in first.items() if facts["traps"]
+        ], note=True),
+        _line("scratch", "cannot be used or is full", "there is room", [
+            name for name, facts in first.items() if not facts["scratch"]
+        ]),
+        _line("/dev/shm", "is under 1 GiB; Ray's object store is small", "there is room", [
+            name for name, facts in first.items() if facts["shm"] < 2**30
+        ], note=True),
+    ]  # fmt: skip
+
+
+def _line(topic: str, bad: str, good: str, found: list[str], note: bool = False) -> Finding:
+    if not found:
+        return Finding("ok", topic, good)
+    return Finding("note" if note else "problem", topic, f"{', '.join(found)} {bad}".strip())
+
+
+def _other(first: dict[str, dict[str, Any]], name: str, wanted: str) -> list[str]:
+    return [f"{host}: {facts['versions'][name]}" for host, facts in first.items() if facts["versions"][name] != wanted]
+
+
+def _pairs(views: list[dict[str, Any]], kind: str) -> list[str]:
+    """`node2 from node1`, for all that one host cannot see of another."""
+    return sorted({f"{other} from {view['host']}" for view in views for other in view[kind]})

@@ -1,0 +1,303 @@
+"""This host, as one of a job's: addresses, cores and versions, its temporary folder, and ending what was started."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import platform
+import resource
+import secrets
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import IO, Any
+
+from fever.errors import FeverError
+
+PREFIX = "fever-ray-"
+FALLBACK = Path("/tmp")  # for temporary folders that cannot be where they should
+LONGEST = 43  # bytes of Ray's temporary folder: the sockets below it have names of up to 107
+STALE_SECONDS = 3600.0  # after which a folder without an owner is nobody's
+OPEN_FILES = 65536  # that a node of Ray with many workers may want
+STOP_SECONDS = 4.0  # for Ray to end by itself,
+FAMILY_SECONDS = 0.5  # and for its agents, which look every few seconds whether it still lives
+
+
+def describe_host() -> dict[str, Any]:
+    """What the other ranks need to know of this one."""
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "cpus": sorted(os.sched_getaffinity(0)),
+        "allowed_cpus": allowed_cpus(),
+        "versions": {"Python": platform.python_version(), "ray": _version("ray"), "fever": _version("fever")},
+        "clock": time.time(),
+    }
+
+
+def allowed_cpus() -> list[int]:
+    """The cores that this job may use here, though a launcher may have bound this rank to a few of them."""
+    bound = os.sched_getaffinity(0)
+    with suppress(OSError):
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))  # the kernel takes away what is not the job's
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, bound)
+    return sorted(allowed)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
+
+
+# addresses
+
+
+def interfaces() -> dict[str, str]:
+    """The IPv4 address of every network interface that has one."""
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            with suppress(OSError):
+                answer = fcntl.ioctl(probe.fileno(), 0x8915, request)  # SIOCGIFADDR
+                found[name] = socket.inet_ntoa(answer[20:24])
+    return found
+
+
+def own_address(interface: str | None, towards: str | None = None) -> str:
+    """The address that Ray is to use here: of that interface, on the way to the head, or what the host's name means."""
+    known = interfaces()
+    if interface is not None:
+        if interface not in known:
+            raise FeverError(f"{socket.gethostname()} has no network interface {interface}; it has {', '.join(known)}")
+        return known[interface]
+    if towards is not None:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((towards, 9))  # sends nothing, but finds the route
+            return probe.getsockname()[0]
+    outside = [address for address in known.values() if not address.startswith("127.")]
+    named: list[str] = []
+    with suppress(OSError):
+        named = [str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
+    return next((address for address in named if address in outside), (outside or ["127.0.0.1"])[0])
+
+
+# limits and folders
+
+
+def raise_limits() -> str | None:
+    """Allow as many open files as this user may have; a sentence if that is few."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return f"ulimit -n allows only {wanted} open files; Ray wants 4096" if wanted < 4096 else None
+
+
+def shared_memory() -> int | None:
+    """Bytes for Ray's object store where /dev/shm is so small that Ray would use the disk; None: Ray's own choice."""
+    with suppress(OSError):
+        free = shutil.disk_usage("/dev/shm").free
+        if 200e6 < free < 0.35 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+            return int(0.9 * free)
+    return None
+
+
+def scratch_folder(setting: str) -> Path:
+    """Where a host's temporary folders are to be; variables and ~ are understood."""
+    return Path(os.path.expandvars(setting)).expanduser()
+
+
+def free_port() -> int:
+    """A port of the loopback device that nobody uses."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Scratch:
+    """A short temporary folder of this job's on this host; its owner holds a lock in it."""
+
+    def __init__(self, parent: str) -> None:
+        self.note = ""
+        folder = scratch_folder(parent)
+        name = f"{PREFIX}{secrets.token_hex(3)}"
+        if len(str(folder / name / "r")) > LONGEST or not folder.is_dir():
+            self.note = f"scratch {folder} is too long a path for Ray or not there; {FALLBACK} is used"
+            folder = FALLBACK
+        sweep(folder)
+        hidden, self.path = folder / f".{name}", folder / name
+        try:
+            hidden.mkdir(mode=0o700)
+            self.lock: IO[str] = open(hidden / "owner", "w")  # noqa: SIM115 - held as long as the folder is in use
+            fcntl.flock(self.lock, fcntl.LOCK_EX)
+            hidden.rename(self.path)  # seen by others only once it is locked
+        except OSError as error:
+            reason = f"{folder} cannot be used on {socket.gethostname()}: {error.strerror}"
+            raise FeverError(f"{reason}; set scratch to a folder that can") from error
+
+    @property
+    def ray(self) -> Path:
+        """Ray's own folder, which Ray opens to everybody: in one that only this user can enter."""
+        return self.path / "r"
+
+    def remove(self) -> None:
+        deadline = time.monotonic() + 1.0
+        while self.path.exists() and time.monotonic() < deadline:  # something may still have written into it
+            shutil.rmtree(self.path, ignore_errors=True)
+        self.lock.close()
+
+
+def sweep(folder: Path) -> None:
+    """Remove what owners left who were killed before they could do so themselves."""
+    for path in folder.glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            if path.lstat().st_uid != os.getuid():
+                continue
+            if not (path / "owner").exists():
+                if time.time() - path.lstat().st_mtime > STALE_SECONDS:
+                    shutil.rmtree(path, ignore_errors=True)
+                continue
+            with open(path / "owner") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+
+
+# Ray
+
+# `ray start` without the server for Ray Client, which no option turns off, which takes a Python process of its own, and
+# a fixed port on which the heads of two clusters on one machine would meet.
+RAY_START = (
+    "from ray.scripts import scripts; scripts.get_ray_client_dependency_error = lambda: ImportError(); scripts.main()"
+)
+
+
+def ray_command(python: str, folder: Path, address: str, cores: int, head: str | None, dashboard: int = 0) -> list[str]:
+    """Start one node of Ray in the foreground: in a folder of its own, on ports of its own.
+
+    `head`: the cluster to join; None: this is its head, with a page on this port of the loopback device, or none.
+    """
+    words = [python, "-c", RAY_START, "start", "--block", "--disable-usage-stats", "--include-log-monitor=false"]
+    words += [f"--temp-dir={folder}", f"--node-ip-address={address}", f"--num-cpus={cores}"]
+    words += ["--dashboard-agent-listen-port=0"]  # the only port that is not drawn by itself
+    words += [f"--object-store-memory={room}"] if (room := shared_memory()) else []
+    if head is not None:
+        return [*words, f"--address={head}"]
+    page = ["--include-dashboard=true", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}"]
+    return [*words, "--head", "--port=0", "--no-monitor", *(page if dashboard else ["--include-dashboard=false"])]
+
+
+def cluster_of(folder: Path) -> str | None:
+    """Where the cluster is that the node of Ray in this folder belongs to; None while it starts."""
+    try:
+        return (folder / "ray_current_cluster").read_text().strip() or None
+    except OSError:
+        return None
+
+
+# processes
+
+
+def start(command: list[str], environ: Mapping[str, str], **more: Any) -> subprocess.Popen[bytes]:
+    """Start a program that gets SIGTERM when this process dies."""
+    libc = ctypes.CDLL(None)
+
+    def fate() -> None:
+        libc.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+    return subprocess.Popen(command, env=dict(environ), preexec_fn=fate, **more)
+
+
+def end(process: subprocess.Popen[bytes], seconds: float = STOP_SECONDS) -> list[str]:
+    """End a program and all that came from it: politely, then not. Touches no other process.
+
+    Returns the names of those that had to be killed.
+    """
+    if process.poll() is not None:
+        return []
+    family = descendants(process.pid)
+    process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + seconds
+    while process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    deadline = min(deadline, time.monotonic() + FAMILY_SECONDS)
+    while any(alive(*process) for process in family.items()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if process.poll() is None:
+        family |= descendants(process.pid) | {process.pid: began(process.pid)}
+    killed = _kill(family)
+    process.wait()
+    return killed
+
+
+def exit_code(returncode: int) -> int:
+    """What a shell would say of a process: 128 and the signal's number, if one has ended it."""
+    return returncode if returncode >= 0 else 128 - returncode
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose parents die, so that `end_orphans` finds them."""
+    ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+
+
+def end_orphans() -> None:
+    """Kill whatever came from this process and still runs, simulators whose worker died among them."""
+    _kill(descendants(os.getpid()))
+
+
+def _kill(family: Mapping[int, str]) -> list[str]:
+    """Kill those that still run; returns their names."""
+    killed = []
+    for pid, start in family.items():
+        with suppress(OSError):
+            if alive(pid, start):
+                killed.append(Path(f"/proc/{pid}/comm").read_text().strip())
+                os.kill(pid, signal.SIGKILL)
+    return killed
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """All processes that came from this one, with their starting times, by which a number used again is told apart."""
+    children: dict[int, list[int]] = {}
+    starts: dict[int, str] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and (fields := _stat(int(entry.name))):
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+            starts[int(entry.name)] = fields[19]
+    found: dict[int, str] = {}
+    pending = [pid]
+    while pending:
+        for child in children.get(pending.pop(), []):
+            found[child] = starts[child]
+            pending.append(child)
+    return found
+
+
+def alive(pid: int, began: str) -> bool:
+    """Whether a process still runs, and its number is not another's by now."""
+    fields = _stat(pid)
+    return bool(fields) and fields[19] == began and fields[0] != "Z"
+
+
+def began(pid: int) -> str:
+    """When a process started, as `alive` wants to know it; empty if there is none."""
+    return (_stat(pid) or [""] * 20)[19]
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat behind the command's name: state, parent, ...; the 20th is the starting time."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
