@@ -1,0 +1,162 @@
+"""What goes with a job: fever itself, and the projects or packages that its names are from, as one archive."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import io
+import os
+import sysconfig
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from pathspec import GitIgnoreSpec
+
+import fever
+from fever.config import format_bytes
+from fever.errors import FeverError
+
+MOST = 100 * 2**20  # bytes, what Ray takes in one upload
+CACHES = ("__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", "node_modules")
+ALWAYS = (".git", ".venv", *CACHES, ".fever", ".ssh", ".aws", ".gnupg", ".ray")  # never sent: large, or secret
+MOMENT = (1980, 1, 1, 0, 0, 0)  # of every file: the same content is the same archive
+
+
+@dataclass(frozen=True)
+class Package:
+    """An archive."""
+
+    content: bytes
+    what: str  # in words
+
+    @property
+    def uri(self) -> str:
+        """Ray's name for it, made of its content."""
+        return f"gcs://_ray_pkg_{hashlib.sha256(self.content).hexdigest()[:32]}.zip"
+
+
+def pack(*names: str, skip: Path | None = None, more: dict[str, bytes] | None = None) -> Package:
+    """Fever, what names such as `module:Env` need, and more files by name.
+
+    `skip` is a folder that stays here: that of the runs.
+    """
+    files: dict[str, Path] = {}
+    sent: dict[Path, str] = {}  # in words
+    for module in dict.fromkeys(name.rpartition(":")[0].partition(".")[0] for name in names):
+        root = _root_of(module) if module else None
+        if root is None:
+            continue
+        whole = root in (Path.cwd(), *_below_here(root))
+        own = project_files(root, skip) if whole else package_files(root / module)
+        size = sum(path.stat().st_size for path in own.values())
+        what = f"{root if root == Path.cwd() else module}, {len(own)} files, {format_bytes(size)}"
+        sent[root if whole else root / module] = what
+        files |= own
+        if sum(path.stat().st_size for path in files.values()) > MOST:
+            raise FeverError(_too_large(what, files))
+    files |= {f"fever/{name}": path for name, path in package_files(Path(fever.__file__).parent, "").items()}
+    try:
+        return Package(_zip(files, more or {}), "; ".join(sent.values()) or "fever")
+    except OSError as error:
+        raise FeverError(f"{error.filename} cannot be sent: {error.strerror}") from None
+
+
+def _zip(files: dict[str, Path], more: dict[str, bytes]) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for name, path in sorted(files.items()):
+            entry = zipfile.ZipInfo(name, MOMENT)
+            entry.external_attr = (path.stat().st_mode & 0o777) << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, path.read_bytes())
+        for name, data in more.items():
+            archive.writestr(zipfile.ZipInfo(name, MOMENT), data)
+    return content.getvalue()
+
+
+def _root_of(module: str) -> Path | None:
+    """The folder in which a module is found; None if it is not the user's own source: installed, or Python's."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    origin = places[0] if places else spec.origin if spec else None
+    if origin is None or origin in ("built-in", "frozen"):
+        return None
+    root = Path(origin).resolve().parent
+    installed = {Path(sysconfig.get_paths()[key]).resolve() for key in ("purelib", "platlib", "stdlib")}
+    return None if root in installed or module == "fever" else root
+
+
+def _below_here(root: Path) -> tuple[Path, ...]:
+    return (root,) if root.is_relative_to(Path.cwd()) else ()
+
+
+def package_files(path: Path, prefix: str | None = None) -> dict[str, Path]:
+    """The files of one package or module, by their names in the archive."""
+    if not path.is_dir():
+        single = path.with_suffix(".py")
+        return {single.name: single}
+    start = f"{path.name}/" if prefix is None else prefix
+    return {f"{start}{name}": file for name, file in project_files(path).items()}
+
+
+def project_files(root: Path, skip: Path | None = None) -> dict[str, Path]:
+    """The files below a folder that no .gitignore leaves out, by their names from there."""
+    found: dict[str, Path] = {}
+    ignores = _ignores_above(root)
+
+    def walk(folder: Path, ignores: list[tuple[Path, GitIgnoreSpec]]) -> None:
+        own = _ignores_in(folder)
+        for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+            path = Path(entry.path)
+            if entry.name in ALWAYS or path == skip or entry.name.endswith(".pyc"):
+                continue
+            directory = entry.is_dir()
+            if _ignored(path, directory, [*own, *ignores]):
+                continue
+            if directory and not entry.is_symlink():
+                walk(path, [*own, *ignores])
+            elif entry.is_file():
+                found[path.relative_to(root).as_posix()] = path
+
+    walk(root, ignores)
+    return found
+
+
+def _ignores_in(folder: Path) -> list[tuple[Path, GitIgnoreSpec]]:
+    file = folder / ".gitignore"
+    if not file.is_file():
+        return []
+    return [(folder, GitIgnoreSpec.from_lines(file.read_text(errors="replace").splitlines()))]
+
+
+def _ignores_above(folder: Path) -> list[tuple[Path, GitIgnoreSpec]]:
+    """What the folders above say, up to the top of a repository; the nearest first."""
+    found: list[tuple[Path, GitIgnoreSpec]] = []
+    above = [folder, *folder.parents]
+    top = next((number for number, path in enumerate(above) if (path / ".git").exists()), 0)
+    for path in above[1 : top + 1]:
+        found += _ignores_in(path)
+    return found
+
+
+def _ignored(path: Path, directory: bool, ignores: list[tuple[Path, GitIgnoreSpec]]) -> bool:
+    """Whether a path is left out: the nearest file that says something decides."""
+    for folder, spec in ignores:
+        name = path.relative_to(folder).as_posix() + ("/" if directory else "")
+        verdict = spec.check_file(name).include
+        if verdict is not None:
+            return verdict
+    return False
+
+
+def _too_large(what: str, files: dict[str, Path]) -> str:
+    largest = sorted(files.items(), key=lambda item: -item[1].stat().st_size)[:3]
+    names = ", ".join(f"{name} ({format_bytes(path.stat().st_size)})" for name, path in largest)
+    return (
+        f"{what}: more than the {format_bytes(MOST)} that can go with a job; the largest are {names}; "
+        "leave them out with a .gitignore"
+    )
