@@ -1,0 +1,318 @@
+"""Any RLlib algorithm as a learner of fever's: the trainer counts, logs, saves and stops as for its own.
+
+One round of the loop is one call of RLlib's `train`. RLlib samples, learns and replaces dead runners by itself; a
+callback brings every episode's return along with RLlib's own metrics.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import socket
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from fever.algos import Iteration, Place, State
+from fever.algos.prepare import SMALL_WIDTH, Prepared
+from fever.cluster import Cluster, connect, cores_in_reach
+from fever.config import RunConfig
+from fever.envs import make_envs
+from fever.errors import FeverError, TrainingError
+from fever.layout import choose_workers
+from fever.process import errors_to
+from fever.rllib import require_rllib, silence
+from fever.rllib.environment import MakeEnv, Spaces, look_at
+from fever.rllib.metrics import (
+    NO_SECONDS,
+    episodes_of,
+    learner_metrics,
+    note_episode,
+    phases_of,
+    reports_of,
+    sampled_steps,
+)
+from fever.rllib.settings import RUN_SETTINGS, default_config, fill, first_sentence, split_settings, validated
+from fever.rllib.structure import pack
+from fever.sampler import Report
+from fever.sources import EnvContext, EnvSource
+from fever.workers import Pool, search_path
+
+DATA_CORES = 4  # that Ray Data asks for to read and prepare what is learned from offline; with fewer it waits for ever
+SEEDS_APART = 100_000  # seeds of a run that was resumed are this far from those before
+
+
+def prepare_rllib(config: RunConfig, source: EnvSource, say: Callable[[str], None]) -> Prepared:
+    """Find the algorithm, look at the environment, and let RLlib judge the configuration."""
+    require_rllib()
+    config, notes = split_settings(config)
+    for note in notes:
+        say(note)
+    with tempfile.TemporaryDirectory(prefix="fever-") as folder:
+        spaces = look_at(source, Path(folder))
+    config = with_defaults(config).model_copy(
+        update={"env": source.name, "stop": config.stop.or_default(source.reward_threshold)}
+    )
+    if not isinstance(config.workers, int):
+        workers, reason = _all_workers(config, source, spaces)
+        say(f"workers {workers}: {reason}")
+        config = config.model_copy(update={"workers": workers})
+    learner = RllibLearner(config, source, spaces)
+    policy = {"rllib": config.algo, "observation": spaces.observation, "action": spaces.action}
+    return Prepared(config, learner, policy, on_ray=True, uncut=True, files=RllibFiles(learner))
+
+
+def with_defaults(config: RunConfig) -> RunConfig:
+    """The same with RLlib's own numbers of workers and environments where none are given."""
+    defaults = default_config(config.algo)
+    missing = [field for field in ("workers", "envs") if getattr(config, field) is None]
+    return config.model_copy(update={field: getattr(defaults, RUN_SETTINGS[field]) or 0 for field in missing})
+
+
+def rllib_config(config: RunConfig, spaces: Spaces, env: str) -> Any:
+    """RLlib's configuration of a run, whose environment is registered under a name."""
+    filled = fill(default_config(config.algo), config.settings, config.algo, spaces.agents)
+    workers = config.workers if isinstance(config.workers, int) else 0
+    with silence():
+        filled.environment(env=env, env_config={})
+        filled.env_runners(
+            num_env_runners=workers,
+            num_envs_per_env_runner=config.envs,
+            num_gpus_per_env_runner=config.gpus_per_worker,
+        )
+        filled.debugging(seed=config.seed)
+        ends = filled.callbacks_on_episode_end
+        others = [] if ends is None else ends if isinstance(ends, list) else [ends]
+        filled.callbacks(on_episode_end=[*others, note_episode])
+        if config.device == "gpu" and not filled.num_gpus_per_learner:
+            filled.learners(num_gpus_per_learner=1)
+        if filled.is_offline and filled.evaluation_interval is None:  # it would never meet the environment
+            filled.evaluation(evaluation_interval=1)
+    return filled
+
+
+class RllibLearner:
+    """One of RLlib's algorithms."""
+
+    def __init__(self, config: RunConfig, source: EnvSource, spaces: Spaces) -> None:
+        self.config, self.source, self.spaces = config, source, spaces
+        self.steps = 0
+        self.name = f"fever-{uuid.uuid4().hex}"  # of the environment, in a Ray that may have others
+        self.rllib = validated(rllib_config(config, spaces, self.name), config.algo)
+        self.algorithm: Any = None
+        self.checkpoint: Path | None = None  # RLlib's, to go on from
+        self.host = socket.gethostname()
+        self.counted = 0  # steps by RLlib's count, which may begin anew when a run is resumed
+
+    def start(self, place: Place) -> RllibPool:
+        """Build RLlib's algorithm with its runners of environments."""
+        from ray.tune.registry import register_env
+
+        needed = self._cores()
+        cluster = connect(math.ceil(needed))
+        try:
+            if needed > cluster.cores:
+                raise FeverError(
+                    f"{self.config.algo} wants {needed:g} cores for its processes, but there are {cluster.cores:g}; "
+                    "lower --workers or num_learners"
+                )
+            cluster.require_gpus(place.gpus * self.rllib.num_env_runners)
+            self._fit_gpus(cluster)
+            limit_torch_threads(self.rllib, self.spaces)
+            register_env(self.name, MakeEnv(self.source, place.workdir, search_path()))
+            self.rllib.debugging(seed=self.config.seed + place.generation * SEEDS_APART)
+            with errors_to(place.workdir.parent / "log.txt"):  # Ray's C++ part has remarks
+                self.algorithm = self._build()
+                if self.checkpoint is not None:
+                    self._go_on(self.checkpoint)
+        except BaseException:
+            cluster.leave()
+            raise
+        return RllibPool(self.algorithm, self.rllib.num_env_runners, cluster)
+
+    def _fit_gpus(self, cluster: Cluster) -> None:
+        """Learn on CPUs where there is no GPU, unless one was insisted on."""
+        if self.config.device == "gpu":
+            cluster.require_gpus(self.rllib.num_gpus_per_learner * max(1, self.rllib.num_learners))
+        elif self.rllib.num_gpus_per_learner and not cluster.ray.cluster_resources().get("GPU"):
+            logging.warning("there is no GPU: num_gpus_per_learner and num_learners are 0")
+            self.rllib.learners(num_gpus_per_learner=0, num_learners=0)
+
+    def _go_on(self, checkpoint: Path) -> None:
+        """Read RLlib's own checkpoint; replay buffers are not in it and begin anew."""
+        try:
+            self.algorithm.restore_from_path(str(checkpoint.resolve()))
+        except Exception as error:
+            self.algorithm.stop()
+            logging.exception("RLlib could not read its checkpoint")
+            raise FeverError(f"RLlib cannot go on from {checkpoint}: {first_sentence(root_cause(error))}") from error
+        self.counted = self._counted()
+
+    def _counted(self) -> int:
+        """Steps by RLlib's count, after it has read a checkpoint."""
+        key = (
+            ("learners", "__all_modules__", "num_env_steps_trained_lifetime")
+            if self.rllib.is_offline
+            else ("env_runners", "num_env_steps_sampled_lifetime")
+        )
+        return int(self.algorithm.metrics.peek(key, default=0))
+
+    def _build(self) -> Any:
+        try:
+            return self.rllib.build_algo()
+        except FeverError:
+            raise
+        except Exception as error:
+            cause = root_cause(error)
+            if isinstance(cause, FeverError):
+                raise cause from None
+            logging.exception("RLlib could not build %s", self.config.algo)
+            what = f"{self.config.algo} for {self.config.env} (actions: {self.spaces.action})"
+            raise FeverError(f"RLlib cannot build {what}: {first_sentence(cause)}") from error
+
+    def _cores(self) -> float:
+        """That RLlib's processes ask Ray for, besides the one that drives."""
+        return sum(bundle.get("CPU", 0.0) for bundle in self.bundles()[1:])
+
+    def bundles(self) -> list[dict[str, float]]:
+        """What RLlib's processes ask Ray for, the one that drives first."""
+        with silence():
+            asked = self.rllib.algo_class.default_resource_request(self.rllib.copy(copy_frozen=False)).bundles
+        return [dict(bundle) for bundle in asked] + ([{"CPU": 1.0}] * DATA_CORES if self.rllib.is_offline else [])
+
+    def train(self, pool: RllibPool) -> Iterator[Iteration]:
+        while True:
+            began = perf_counter()
+            result = self._train()
+            yield self._iteration(result, pool, perf_counter() - began)
+
+    def _train(self) -> dict[str, Any]:
+        """One iteration of RLlib's; what goes wrong there becomes one sentence, the rest is in the log."""
+        try:
+            return self.algorithm.train()
+        except Exception as error:
+            cause = root_cause(error)
+            logging.exception("RLlib failed")
+            if isinstance(cause, ModuleNotFoundError):
+                raise FeverError(f"{self.config.algo} needs a package that is not installed: {cause.name}") from error
+            if isinstance(cause, FeverError):
+                raise cause from None
+            kind = type(cause).__name__
+            raise TrainingError(f"RLlib failed, see log.txt in the run: {kind}: {first_sentence(cause)}") from error
+
+    def _iteration(self, result: dict[str, Any], pool: RllibPool, wall: float) -> Iteration:
+        """What one of RLlib's results says, in fever's words."""
+        counted = sampled_steps(result, self.rllib.is_offline)
+        taken = counted - self.counted
+        self.counted, self.steps = counted, self.steps + taken
+        pool.restarts = int(result.get("fault_tolerance", {}).get("num_remote_worker_restarts", 0))
+        phases, width = phases_of(result, wall), max(1, pool.count)
+        ended = result.get("evaluation", {}) if self.rllib.is_offline else result
+        reports = reports_of(taken, episodes_of(ended)) or [Report(taken, [], 0, 0, dict(NO_SECONDS), self.host)]
+        reports[0].seconds = {"env": phases.pop("env", 0.0) * width, "total": phases.get("sample", 0.0) * width}
+        return Iteration(reports, learner_metrics(result), phases)
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """Of every policy, as they are needed to act."""
+        part = self.algorithm.learner_group.get_state(components="learner/rl_module", inference_only=True)
+        policies = part["learner"]["rl_module"]
+        return {
+            f"{policy}/{name}": np.asarray(value) for policy, state in policies.items() for name, value in state.items()
+        }
+
+    def state(self) -> State:
+        """Counters, and what the connectors around the policies have learned; the rest is in RLlib's own files."""
+        arrays: dict[str, np.ndarray] = {}
+        try:
+            connectors = pack(connector_states(self.algorithm), arrays, "connectors/")
+        except TypeError as error:
+            connectors = {"unknown": str(error)}
+        return State(arrays, {"steps": self.steps, "connectors": connectors})
+
+    def restore(self, state: State) -> None:
+        self.steps = state.facts["steps"]
+
+
+class RllibFiles:
+    """RLlib's own checkpoint, which holds pickles."""
+
+    def __init__(self, learner: RllibLearner) -> None:
+        self.learner = learner
+
+    def save(self, folder: Path) -> None:
+        self.learner.algorithm.save_to_path(str(folder.resolve()))
+
+    def restore(self, folder: Path) -> None:
+        self.learner.checkpoint = folder  # read when the algorithm is built
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """What began it all, perhaps in another process."""
+    while (deeper := getattr(error, "cause", None) or error.__cause__) is not None:
+        error = deeper
+    return error
+
+
+def connector_states(algorithm: Any) -> dict[str, Any]:
+    """What the connectors on both sides of the policies have learned."""
+    runner = algorithm.env_runner
+    pairs = {
+        "env_to_module": getattr(runner, "_env_to_module", None) or algorithm.env_to_module_connector,
+        "module_to_env": getattr(runner, "_module_to_env", None) or algorithm.module_to_env_connector,
+    }
+    return {name: connector.get_state() for name, connector in pairs.items() if connector is not None}
+
+
+class RllibPool(Pool):
+    """RLlib's processes, which it looks after itself."""
+
+    def __init__(self, algorithm: Any, count: int, cluster: Cluster) -> None:
+        self.algorithm, self.count, self.cluster = algorithm, count, cluster
+
+    def close(self) -> None:
+        try:
+            if self.cluster.reachable():
+                self.algorithm.stop()
+        finally:
+            self.cluster.leave()
+
+
+def limit_torch_threads(rllib: Any, spaces: Spaces) -> None:
+    """One thread where the network is small: handing such pieces around costs PyTorch several times what it saves."""
+    import torch
+
+    model = rllib.model_config
+    widths = [*model.get("fcnet_hiddens", ()), *model.get("head_fcnet_hiddens", ())]
+    if not spaces.image and max(widths, default=0) <= SMALL_WIDTH:
+        torch.set_num_threads(1)
+
+
+def _all_workers(config: RunConfig, source: EnvSource, spaces: Spaces) -> tuple[int, str]:
+    """How many workers `auto` or `all` means here, and why."""
+    cores = cores_in_reach()
+    others = RllibLearner(config.model_copy(update={"workers": 0}), source, spaces)._cores()
+    left = max(1, cores - math.ceil(others))
+    if config.workers == "auto" and not spaces.agents:
+        with tempfile.TemporaryDirectory(prefix="fever-") as folder:
+            envs = make_envs(source, 1, EnvContext(workdir=Path(folder)))
+            try:
+                return choose_workers(envs, left)
+            finally:
+                envs.close()
+    return left, f"one for each of {cores} cores" + (f" but {others:g} for RLlib's other processes" if others else "")
+
+
+def bundles_of(config: RunConfig, source: EnvSource) -> list[dict[str, float]]:
+    """What a run of RLlib's asks Ray for, its own process first; for whoever has to set that aside."""
+    require_rllib()
+    config = with_defaults(split_settings(config)[0])
+    if not isinstance(config.workers, int):
+        config = config.model_copy(update={"workers": 0})
+    with tempfile.TemporaryDirectory(prefix="fever-") as folder:
+        first, *others = RllibLearner(config, source, look_at(source, Path(folder))).bundles()
+    return [{**first, "CPU": max(1.0, first.get("CPU", 0.0))}, *others]

@@ -1,0 +1,167 @@
+"""Acting with a checkpoint's weights, through RLlib's own runner of environments: connectors, one agent or several.
+
+Nothing here reads a pickle: the algorithm is built from the run's configuration, and weights and what the connectors
+have learned come from safetensors and JSON.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fever.config import RunConfig
+from fever.errors import FeverError
+from fever.evaluate import frame_of
+from fever.rllib import require_rllib, silence
+from fever.rllib.adapter import rllib_config
+from fever.rllib.environment import MakeEnv, look_at
+from fever.rllib.settings import validated
+from fever.rllib.structure import unpack
+from fever.run import WEIGHTS_PREFIX, Checkpoint, Run
+from fever.sources import EnvSource
+from fever.workers import search_path
+
+REMEMBERED = 200  # steps that connectors can look back over while a policy acts, half of it at least
+FILM_STEPS = 64  # played at a time, until an episode ends
+
+
+class Player:
+    """One environment and the policies of a checkpoint; for a `with`."""
+
+    def __init__(self, checkpoint: Checkpoint, source: EnvSource, seed: int = 0, film: bool = False) -> None:
+        require_rllib()
+        self.folder = tempfile.TemporaryDirectory(prefix="fever-")
+        workdir = Path(self.folder.name)
+        self.spaces = look_at(source, workdir)
+        checkpoint.check_spaces(self.spaces.observation, self.spaces.action, source.name)
+        config = Run(checkpoint.path.parents[1]).config
+        config = config.model_copy(update={"workers": 0, "envs": 1, "seed": seed, "gpus_per_worker": 0.0})
+        with silence():
+            self.runner = self._runner(config, MakeEnv(source, workdir, search_path(), render=film))
+            self._load(checkpoint)
+
+    def _runner(self, config: RunConfig, make: MakeEnv) -> Any:
+        from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
+        from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+        from ray.tune.registry import register_env
+
+        name = f"fever-{uuid.uuid4().hex}"
+        register_env(name, make)
+        rllib = rllib_config(config, self.spaces, name)
+        kind = rllib.env_runner_cls or (MultiAgentEnvRunner if self.spaces.agents else SingleAgentEnvRunner)
+        return kind(config=validated(rllib, config.algo), worker_index=0, num_workers=0)
+
+    @property
+    def env(self) -> Any:
+        """The one environment."""
+        return self.runner.env.unwrapped.envs[0]
+
+    def _load(self, checkpoint: Checkpoint) -> None:
+        facts, arrays = checkpoint.manifest["algorithm"], checkpoint.arrays()
+        if "unknown" in facts["connectors"]:
+            raise FeverError(
+                f"a connector of this algorithm keeps what only RLlib can read ({facts['connectors']['unknown']}); "
+                f"use RLlib's Algorithm.from_checkpoint on {checkpoint.files}"
+            )
+        policies: dict[str, dict[str, np.ndarray]] = {}
+        for name, value in arrays.items():
+            if name.startswith(WEIGHTS_PREFIX):
+                policy, _, parameter = name.removeprefix(WEIGHTS_PREFIX).partition("/")
+                policies.setdefault(policy, {})[parameter] = value
+        connectors = unpack(facts["connectors"], arrays)
+        state = {"rl_module": policies}
+        state |= {f"{name}_connector": value for name, value in connectors.items()}
+        self.runner.set_state(state)
+
+    def __enter__(self) -> Player:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.runner.stop()
+        self.folder.cleanup()
+
+
+def play(
+    checkpoint: Checkpoint, source: EnvSource, episodes: int, seed: int, deterministic: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns and lengths of so many episodes, played one after the other; of all agents together."""
+    with Player(checkpoint, source, seed) as player, silence():
+        played = player.runner.sample(num_episodes=episodes, explore=not deterministic)
+    returns = np.array([float(episode.get_return()) for episode in played])
+    return returns, np.array([episode.env_steps() for episode in played])
+
+
+def film(checkpoint: Checkpoint, source: EnvSource, steps: int, seed: int) -> tuple[list[np.ndarray], int, float]:
+    """Frames, their rate, and the return of one episode, of at most so many steps."""
+    total, length, done = 0.0, 0, False
+    frames: list[np.ndarray] = []
+    with Player(checkpoint, source, seed, film=True) as player, silence():
+        _keep_frames(player.env, source.name, frames)
+        while length < steps and not done:
+            piece, *_ = player.runner.sample(num_timesteps=min(FILM_STEPS, steps - length), explore=False)
+            total += float(piece.get_return())
+            length += piece.env_steps()
+            done = piece.is_done
+        rate = int((player.env.metadata or {}).get("render_fps") or 30)
+    return frames[: length + 1], rate, total
+
+
+def _keep_frames(env: Any, name: str, frames: list[np.ndarray]) -> None:
+    """Keep a frame of every reset and step; not by a wrapper, which environments with several agents do not have."""
+
+    def filmed(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **more: Any) -> Any:
+            result = method(*arguments, **more)
+            frames.append(frame_of(env, name))
+            return result
+
+        return call
+
+    env.step, env.reset = filmed(env.step), filmed(env.reset)
+
+
+class RllibPolicy:
+    """Acts on raw observations of one environment with one agent: `act(observation)`."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        config = Run(checkpoint.path.parents[1]).config
+        source = EnvSource(config.env, config.env_kwargs)
+        with Player(checkpoint, source) as player:
+            if player.spaces.agents:
+                raise FeverError(f"{config.env} has several agents; their policies play together by: fever eval")
+            self.runner = player.runner
+            self.spaces = player.runner.env.single_observation_space, player.runner.env.single_action_space
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget: the next `act` begins a new episode."""
+        self._episode: Any = None
+        self._last: tuple[Any, dict[str, Any]] | None = None
+
+    def act(self, observation: Any, deterministic: bool = True) -> Any:
+        """One observation, as the environment gives it, to one action, as the environment takes it."""
+        from ray.rllib.core.columns import Columns
+        from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+
+        if self._last is None:
+            self._episode = SingleAgentEpisode(observation_space=self.spaces[0], action_space=self.spaces[1])
+            self._episode.add_env_reset(observation=observation)
+        else:
+            action, more = self._last
+            self._episode.add_env_step(observation, action, 0.0, extra_model_outputs=more)
+            if len(self._episode) >= REMEMBERED:
+                self._episode = self._episode.cut(len_lookback_buffer=REMEMBERED // 2)
+        runner, explore = self.runner, not deterministic
+        with silence():
+            common = {"episodes": [self._episode], "explore": explore, "rl_module": runner.module, "shared_data": {}}
+            forward = runner.module.forward_exploration if explore else runner.module.forward_inference
+            taken = runner._module_to_env(batch=forward(runner._env_to_module(**common)), **common)
+        actions = taken.pop(Columns.ACTIONS)
+        for_env = taken.pop(Columns.ACTIONS_FOR_ENV, actions)
+        self._last = actions[0], {name: values[0] for name, values in taken.items()}
+        return for_env[0]

@@ -1,0 +1,238 @@
+"""From fever's configuration to RLlib's: every setting goes through the method of RLlib's that has such a parameter."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+from fever.config import RLLIB, RunConfig, validate
+from fever.errors import FeverError
+from fever.rllib import find_class, silence
+from fever.rllib.old_names import RLLIB as KNOWN
+from fever.rllib.old_names import RUN_SETTINGS as OWN_NAMES
+from fever.rllib.reader import rename
+from fever.sources import import_attribute
+
+METHODS = (  # of RLlib's configuration that take settings, in the order in which they are listed
+    "training", "rl_module", "env_runners", "learners", "multi_agent", "evaluation", "offline_data", "reporting",
+    "fault_tolerance", "checkpointing", "debugging", "callbacks", "environment", "experimental", "python_environment",
+)  # fmt: skip
+RUN_SETTINGS = {own: present for present, own in OWN_NAMES.items()}  # what a run says itself -> RLlib's name for it
+OURS = {"env", "env_config", "log_level"}  # parameters that are not settings here
+IMPORTED = re.compile(r"_(fn|class|cls|connector|spec|function|module)$|^on_")  # may be "module:Name"
+SHARED = "shared"  # the policy of all agents
+PARENTS = {f"{name}Config" for name in KNOWN}  # whose settings the tables of old names know
+FILTERS = ("MeanStdFilter", "NoFilter")
+
+
+def split_settings(config: RunConfig) -> tuple[RunConfig, list[str]]:
+    """The configuration with RLlib's present names, and what is fever's business (workers, environments, seed, GPUs)
+    as fields of its own; and what had to be renamed, in words."""
+    settings, notes = rename(config.settings, config.algo, own_names(config.algo))
+    update: dict[str, Any] = {}
+    for field, name in RUN_SETTINGS.items():
+        if name not in settings:
+            continue
+        value, given = settings.pop(name), getattr(config, field)
+        if field in ("workers", "envs") and given not in (None, value):
+            raise FeverError(f"{name}={value} contradicts {field}={given}; say one of them")
+        update[field] = value
+    values = {**config.model_dump(), **update, "settings": settings}
+    return validate(RunConfig, values, config.algo), notes
+
+
+def own_names(algo: str) -> frozenset[str]:
+    """Settings that an algorithm outside RLlib, or one that the tables of old names do not know, declares itself."""
+    if algo.removeprefix(RLLIB) in KNOWN:
+        return frozenset()
+    declared = {
+        name
+        for owner in type(default_config(algo)).__mro__
+        for method in METHODS
+        if method in vars(owner) and owner.__name__ != "AlgorithmConfig" and owner.__name__ not in PARENTS
+        for name in inspect.signature(vars(owner)[method]).parameters
+    }
+    return frozenset(declared)
+
+
+def check_settings(algo: str, settings: dict[str, Any]) -> None:
+    """Find mistakes in the name of an algorithm and in its settings."""
+    config = RunConfig(env="none", algo=algo, settings=settings)
+    fill(default_config(algo), split_settings(config)[0].settings, algo)
+
+
+def default_config(algo: str) -> Any:
+    """RLlib's configuration of an algorithm, as it comes."""
+    found = find_class(algo)
+    with silence():
+        config = found.get_default_config()
+        config.algo_class = found  # a subclass may have its parent's configuration
+        config.framework("torch")
+    return config
+
+
+def fill(config: Any, settings: dict[str, Any], algo: str, agents: list[Any] | None = None) -> Any:
+    """Give settings to RLlib's configuration; one that it does not have, or whose kind of value is wrong, is named.
+
+    `agents` are those of an environment with several: `policies` may then be `shared` or `separate`.
+    """
+    known = parameters(config)
+    if agents and "policies" not in settings:
+        if "policy_mapping_fn" in settings:
+            raise FeverError("policy_mapping_fn chooses among policies; name them: policies=[a,b]")
+        settings = {**settings, "policies": SHARED}
+    with silence():
+        for name, value in settings.items():
+            if name == "observation_filter":
+                _filter(config, value, bool(agents))
+            elif name == "policies" and isinstance(value, str):
+                _policies(config, value, agents)
+            elif name not in known:
+                raise FeverError(_unknown(name, list(known), algo))
+            elif name == "model_config" and "rl_module_spec" not in settings and algo.removeprefix(RLLIB) in KNOWN:
+                _check_model(config, value, algo)
+                _call(algo, name, value, known[name])
+            else:
+                _check_kind(config, name, value, algo)
+                if isinstance(value, str) and ":" in value and IMPORTED.search(name):
+                    value = import_attribute(*value.rsplit(":", 1))
+                _call(algo, name, value, known[name])
+    return config
+
+
+def validated(config: Any, algo: str) -> Any:
+    """A configuration whose settings fit together, by RLlib's own judgement."""
+    with silence():
+        try:
+            config.validate()
+        except (ValueError, TypeError, KeyError, NotImplementedError, ImportError) as error:
+            raise FeverError(f"RLlib refuses this configuration of {algo}: {first_sentence(error)}") from error
+    return config
+
+
+def parameters(config: Any) -> dict[str, Callable[..., Any]]:
+    """Every setting that this configuration has, with the method that takes it."""
+    found: dict[str, Callable[..., Any]] = {}
+    for method in METHODS:
+        for owner in type(config).__mro__:  # `training` of a subclass has `**kwargs` for its parents' parameters
+            function = vars(owner).get(method)
+            for name, one in inspect.signature(function).parameters.items() if function is not None else ():
+                old = type(one.default) is int and one.default == -1  # RLlib's mark for what is gone
+                plain = one.kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+                if plain and not old and name not in OURS and name != "self" and not name.startswith("_"):
+                    found.setdefault(name, getattr(config, method))
+    return found
+
+
+def describe(algo: str) -> list[tuple[str, str, str]]:
+    """Every setting of an algorithm: name, default, and the first sentence of what RLlib says about it."""
+    config = default_config(algo)
+    rows = []
+    for name, method in parameters(config).items():
+        with silence():
+            default = _default(config, name)
+        rows.append(
+            (name, str(default).splitlines()[0][:40] if default is not None else "null", _meaning(config, method, name))
+        )
+    return rows
+
+
+def first_sentence(error: BaseException) -> str:
+    """What an exception says, without the rest of its essay."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return re.split(r"(?<=[a-z\])`'\"}])[.!] ", text)[0].rstrip(".!")[:300]
+
+
+def _call(algo: str, name: str, value: Any, method: Callable[..., Any]) -> None:
+    try:
+        method(**{name: value})
+    except (ValueError, TypeError, AttributeError, AssertionError) as error:
+        raise FeverError(f"{algo}: {name}={value!r} cannot be used: {first_sentence(error)}") from error
+
+
+def _default(config: Any, name: str) -> Any:
+    for attribute in (name, f"_{name}"):
+        try:
+            return getattr(config, attribute)
+        except (AttributeError, ValueError):
+            continue
+    return None
+
+
+def _check_kind(config: Any, name: str, value: Any, algo: str) -> None:
+    """RLlib takes any value and fails much later: a word for a number is refused here."""
+    default = _default(config, name)
+    if isinstance(default, bool):
+        kind, wrong = "true or false", not isinstance(value, bool | None)
+    else:
+        kind, wrong = "a number", isinstance(default, int | float) and isinstance(value, str) and value != "auto"
+    if wrong:
+        raise FeverError(f"{algo}: {name}={value!r} cannot be used: it is {kind}, {default!r} by default")
+
+
+def _check_model(config: Any, value: Any, algo: str) -> None:
+    """RLlib's own networks have these settings, and it says nothing about others."""
+    from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+
+    if not isinstance(value, dict):
+        raise FeverError(
+            f"{algo}: model_config={value!r} cannot be used: it is a mapping such as {{fcnet_hiddens: [64]}}"
+        )
+    known = [*DefaultModelConfig.__dataclass_fields__, *config.model_config]
+    for name in value:
+        if name not in known:
+            raise FeverError(_unknown(name, known, f"model_config of {algo}").partition("; `fever")[0])
+
+
+def _unknown(name: str, known: list[str], algo: str) -> str:
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    return f"{algo} has no setting {name}; {hint}`fever config {algo}` lists them"
+
+
+def _filter(config: Any, value: Any, several_agents: bool) -> None:
+    """`observation_filter`, which RLlib has as a connector now."""
+    if value not in FILTERS:
+        raise FeverError(f"observation_filter={value!r} cannot be used: it is one of {', '.join(FILTERS)}")
+    if value == "MeanStdFilter":
+        from ray.rllib.connectors.env_to_module import MeanStdFilter
+
+        config.env_runners(
+            env_to_module_connector=lambda env, spaces, device: MeanStdFilter(multi_agent=several_agents)
+        )
+
+
+def _policies(config: Any, value: str, agents: list[Any] | None) -> None:
+    """One policy for all agents, or one for each."""
+    if value not in ("shared", "separate"):
+        raise FeverError(f"policies={value} cannot be used: it is shared, separate, or a list of names")
+    if agents is None:
+        return  # only a look at the settings
+    if not agents:
+        raise FeverError(f"policies={value} is for environments with several agents")
+    if value == "separate":
+        config.multi_agent(policies={str(one) for one in agents}, policy_mapping_fn=_by_agent)
+    else:
+        config.multi_agent(policies={SHARED}, policy_mapping_fn=_shared)
+
+
+def _by_agent(agent: Any, *_: Any, **__: Any) -> str:
+    return str(agent)
+
+
+def _shared(*_: Any, **__: Any) -> str:
+    return SHARED
+
+
+def _meaning(config: Any, method: Callable[..., Any], name: str) -> str:
+    """The first sentence about a parameter in the docstring of its method, or of a parent's."""
+    for owner in type(config).__mro__:
+        function = vars(owner).get(method.__name__)
+        text = inspect.getdoc(function) or "" if function is not None else ""
+        match = re.search(rf"^ +{name}: (.*?)(?=^ {{0,5}}\S|\Z)", text, re.MULTILINE | re.DOTALL)
+        if match:
+            return re.split(r"(?<=[a-z)`])\. ", " ".join(match[1].split()))[0].rstrip(".")
+    return ""

@@ -1,0 +1,79 @@
+"""Environments and an algorithm for the tests of RLlib, which need it to be installed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.classic_control import CartPoleEnv
+from ray.rllib.algorithms.ppo import PPO, PPOConfig
+from ray.rllib.env.multi_agent_env import MultiAgentEnv
+
+
+class TwoAgents(MultiAgentEnv):
+    """Two agents for ten steps; each is paid for the action 1, the right one twice."""
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 5}
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__()
+        self.render_mode = render_mode
+        self.agents = self.possible_agents = ["left", "right"]
+        self.observation_spaces = {agent: gym.spaces.Box(-1, 1, (2,)) for agent in self.agents}
+        self.action_spaces = {agent: gym.spaces.Discrete(2) for agent in self.agents}
+        self.count = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict, dict]:
+        self.count = 0
+        return self._observations(), {}
+
+    def step(self, actions: dict[str, int]) -> tuple[dict, dict, dict, dict, dict]:
+        self.count += 1
+        rewards = {"left": float(actions["left"]), "right": 2.0 * actions["right"]}
+        return self._observations(), rewards, {"__all__": False}, {"__all__": self.count == 10}, {}
+
+    def render(self) -> np.ndarray:
+        return np.full((32, 32, 3), 20 * self.count, np.uint8)
+
+    def _observations(self) -> dict[str, np.ndarray]:
+        return {agent: np.zeros(2, np.float32) for agent in self.agents}
+
+
+class BreaksInStep(CartPoleEnv):
+    """Fails after some steps."""
+
+    def __init__(self, after: int = 3) -> None:
+        super().__init__()
+        self.left = after
+
+    def step(self, action: Any) -> Any:
+        self.left -= 1
+        if self.left == 0:
+            raise OSError("libwarehouse.so is not here")
+        return super().step(action)
+
+
+class OwnConfig(PPOConfig):
+    """PPO's with one more setting."""
+
+    def __init__(self, algo_class: Any = None) -> None:
+        super().__init__(algo_class=algo_class or OwnAlgorithm)
+        self.own_setting = 1
+
+    def training(self, *, own_setting: int | None = None, **more: Any) -> Any:
+        if own_setting is not None:
+            self.own_setting = own_setting
+        return super().training(**more)
+
+
+class OwnAlgorithm(PPO):
+    """PPO that says what its setting is."""
+
+    @classmethod
+    def get_default_config(cls) -> OwnConfig:
+        return OwnConfig()
+
+    def training_step(self) -> None:
+        super().training_step()
+        self.metrics.log_value(("learners", "default_policy", "own_metric"), self.config.own_setting, window=1)
