@@ -1,0 +1,87 @@
+"""A trial as Ray Tune runs it: an actor that goes from report to report, and is used for the next trial afterwards."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ray.train._internal.session import _TrainingResult
+from ray.tune import Checkpoint, PlacementGroupFactory, Trainable
+
+from fever.cluster import WORKER_VARIABLES
+from fever.launch.meeting import JOB
+
+COMPILED = "JAX_COMPILATION_CACHE_DIR"  # trials differ in numbers more than in programs; compiling takes seconds
+ONE_CORE = {**WORKER_VARIABLES, "PJRT_NPROC": "1"}  # a trial has one; JAX and NumPy read them when they are imported
+
+
+class TrialActor(Trainable):
+    """Runs trials of one search; a subclass that `for_search` makes knows which one.
+
+    `save` and `restore` are Ray Tune's own methods with another way of storing: its way needs a file system that all
+    machines share.
+    """
+
+    packed: ClassVar[bytes]  # plan and environment; they name modules that only the search path finds
+    places: ClassVar[list[str]]
+    bundles: ClassVar[list[dict[str, float]]]
+
+    @classmethod
+    def for_search(cls, packed: bytes, places: list[str], bundles: list[dict[str, float]]) -> type[TrialActor]:
+        """The class of one search's trials."""
+        return type("trial", (cls,), {"packed": packed, "places": places, "bundles": bundles})
+
+    @classmethod
+    def default_resource_request(cls, config: dict[str, Any]) -> PlacementGroupFactory:
+        return PlacementGroupFactory(cls.bundles)
+
+    def setup(self, config: dict[str, Any]) -> None:
+        os.environ.pop(JOB, None)  # the driver's: whoever has it takes all of Ray along when it leaves
+        sys.path.extend(path for path in self.places if path not in sys.path)
+        import ray.cloudpickle
+
+        self.plan, self.source = ray.cloudpickle.loads(self.packed)
+        self.folder = self.plan.store.local()
+        here = self.folder.keeper is None
+        compiled = {COMPILED: self.plan.compiled if here else str(self.folder.root / "compiled")}
+        for name, value in {**ONE_CORE, **compiled, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2"}.items():
+            os.environ.setdefault(name, value)
+        self._begin(config)
+
+    def _begin(self, config: dict[str, Any]) -> None:
+        from fever.tune.trial import Trial
+
+        settings = self.plan.space.settings(config)
+        self.trial = Trial(self.plan, self.folder, self.source, int(self.trial_name), settings)
+
+    def step(self) -> dict[str, Any]:
+        return self.trial.next()
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        self.trial.end()
+        self._begin(new_config)
+        return True
+
+    def cleanup(self) -> None:
+        self.trial.end()
+        self.folder.close()
+
+    def save(self, checkpoint_dir: str | None = None) -> _TrainingResult:
+        """Keep a copy where Ray Tune looks for it, on the driver's machine."""
+        result: dict[str, Any] = dict(self._last_result or {})
+        assert self._storage is not None
+        self._storage._update_checkpoint_index(result)
+        path = Path(self._storage.checkpoint_fs_path)
+        copied = self.trial.copy(str(path.relative_to(self.plan.store.root)))
+        return _TrainingResult(Checkpoint(str(path)) if copied else None, result)
+
+    def restore(self, checkpoint_path: Any) -> None:
+        """Go on from what `save` returned, for this trial or for another."""
+        self._iteration = checkpoint_path.metrics.get("training_iteration", 0)
+        self._time_total = checkpoint_path.metrics.get("time_total_s", 0.0)
+        path = Path(checkpoint_path.checkpoint.path)
+        if path.is_relative_to(self.plan.store.root):
+            self.trial.adopt(str(path.relative_to(self.plan.store.root)))
+        self._restored = True

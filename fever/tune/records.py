@@ -1,0 +1,104 @@
+"""What a search leaves besides its trials: one row for each, the best settings, and how it ended."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fever.config import RunConfig
+from fever.run import open_to_append, to_yaml, write_atomically
+
+WAITING, RUNNING, FINISHED, STOPPED, FAILED = "waiting", "running", "finished", "stopped early", "failed"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One trial, as far as it is known."""
+
+    number: int
+    settings: dict[str, Any]
+    state: str = WAITING
+    score: float | None = None
+    return_mean: float | None = None
+    steps: int = 0  # of all its seeds
+    seconds: float = 0.0  # of training
+    host: str = ""
+    error: str | None = None  # one sentence
+    copied: list[int] = field(default_factory=list)  # trials from copies of which it went on
+
+    @property
+    def over(self) -> bool:
+        return self.state in (FINISHED, STOPPED, FAILED)
+
+
+def append(path: Path, record: Record) -> None:
+    """Add the row of a trial that is over."""
+    with open_to_append(path) as file:
+        file.write(json.dumps(asdict(record)) + "\n")
+
+
+def read(path: Path) -> dict[int, Record]:
+    """Number -> trial; the last row of a trial counts, and one that was cut short by a kill does not."""
+    found = {}
+    for line in path.read_text().splitlines() if path.is_file() else ():
+        try:
+            record = Record(**json.loads(line))
+        except (ValueError, TypeError):
+            continue
+        found[record.number] = record
+    return found
+
+
+def ranked(records: Iterable[Record]) -> list[Record]:
+    """The best first: those that ran to their end, then those that were stopped early, then all others."""
+    order = {FINISHED: 0, RUNNING: 1, WAITING: 1, STOPPED: 2, FAILED: 4}
+
+    def place(record: Record) -> tuple[int, float, int]:
+        if record.score is None:
+            return max(3, order[record.state]), 0.0, record.number
+        return order[record.state], -record.score, record.number
+
+    return sorted(records, key=place)
+
+
+def best_of(records: Iterable[Record]) -> Record | None:
+    """The trial with the highest score; one that was stopped early only if none ran to its end."""
+    candidates = [one for one in records if one.state in (FINISHED, STOPPED) and one.score is not None]
+    return ranked(candidates)[0] if candidates else None
+
+
+def commonest_error(records: Iterable[Record]) -> str:
+    """What most of the failed trials failed of."""
+    errors = Counter(one.error for one in records if one.error)
+    return str(errors.most_common(1)[0][0]) if errors else "nothing is known"
+
+
+def write_best(path: Path, config: RunConfig, best: Record) -> None:
+    """The configuration of one run with the best settings; `fever train -f` runs it. Of workers it says nothing if
+    trials had none: a run alone has other cores than one among many."""
+    config = config.model_copy(update={"settings": {**config.settings, **best.settings}})
+    without = ["search", "name", "runs"] + ([] if config.workers else ["workers"])
+    write_atomically(path, to_yaml(config, without))
+
+
+def summarise(path: Path, config: RunConfig, records: list[Record], reason: str) -> dict[str, Any]:
+    """How the search ended, but for what only its process knows."""
+    best = best_of(records)
+    states = Counter(one.state for one in records)
+    return {
+        "run": str(path),
+        "env": config.env,
+        "algo": config.algo,
+        "stop_reason": reason,
+        "trials": sum(one.over for one in records),
+        "failed": states[FAILED],
+        "stopped_early": states[STOPPED],
+        "steps": sum(one.steps for one in records),
+        "best": best and {"trial": best.number, "score": best.score, "settings": best.settings},
+        "best_file": str(path / "best.yaml") if best else None,
+        "picture": str(path / "search.png") if any(one.over for one in records) else None,
+    }

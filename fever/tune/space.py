@@ -1,0 +1,207 @@
+"""What a search may try: from `loguniform(1e-5,1e-2)` as text to values. Nothing of it is ever executed."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fever.errors import FeverError
+
+if TYPE_CHECKING:
+    from fever.config import RunConfig
+
+ALLOWED = (
+    "uniform(low,high), loguniform(low,high), quniform(low,high,step), randint(low,high) and lograndint(low,high) "
+    "(whole numbers below high), choice(value,value,...)"
+)
+WORDS = {"true": True, "false": False, "null": None, "none": None}  # as YAML and Python write them
+BOUNDS = {"uniform": 2, "loguniform": 2, "quniform": 3, "randint": 2, "lograndint": 2}  # function -> its arguments
+INSIDE = 1e-9  # of a range, by which the points that are checked lie within: a bound itself is hardly ever drawn
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """Where the values of one setting come from."""
+
+    function: str  # one of BOUNDS, or choice
+    low: float = 0.0
+    high: float = 0.0  # with randint and lograndint the first number that is not drawn, as in Ray Tune
+    step: float = 0.0  # of quniform
+    values: tuple[Any, ...] = ()  # of choice
+
+    @property
+    def logarithmic(self) -> bool:
+        return self.function in ("loguniform", "lograndint")
+
+    @property
+    def whole(self) -> bool:
+        """Whether all its values are whole numbers."""
+        numbers = (self.low, self.high, self.step)
+        return self.function.endswith("randint") or (
+            self.function == "quniform" and all(float(number).is_integer() for number in numbers)
+        )
+
+    @property
+    def last(self) -> float:
+        """The highest value."""
+        return self.high - 1 if self.function.endswith("randint") else self.high
+
+    def edges(self) -> list[Any]:
+        """Values that stand for all: every choice, or what is just inside the bounds."""
+        if self.values:
+            return list(self.values)
+        if self.whole:
+            return [int(self.low), int(self.last)]
+        if self.function == "quniform":
+            return [self.low, self.high]
+        margin = INSIDE * (self.high - self.low)
+        return [self.low + margin, self.high - margin]
+
+    def domain(self, tune: Any) -> Any:
+        """The same for Ray Tune. Choices go as JSON: every searcher can tell texts apart."""
+        if self.values:
+            return tune.choice([json.dumps(value) for value in self.values])
+        bounds = (int(self.low), int(self.high)) if self.whole else (self.low, self.high)
+        more = (self.step,) if self.function == "quniform" else ()
+        return getattr(tune, self.function)(*bounds, *more)
+
+    def nearest(self, value: Any) -> Any:
+        """The value of this dimension that is nearest to one that may lie outside."""
+        if self.values:
+            return value
+        value = min(max(value, self.low), self.last)
+        if self.step:
+            value = round(value / self.step) * self.step
+        return round(value) if self.whole else value
+
+    def value(self, drawn: Any) -> Any:
+        """The setting's value for what Ray Tune has drawn, as plain Python."""
+        if self.values:
+            return json.loads(drawn)
+        return round(drawn) if self.whole else float(drawn)
+
+
+@dataclass(frozen=True)
+class Space:
+    """Settings and where their values come from."""
+
+    dimensions: dict[str, Dimension]
+
+    @property
+    def points(self) -> int:
+        """Combinations of all choices."""
+        return math.prod(len(dimension.values) for dimension in self.dimensions.values())
+
+    @property
+    def first(self) -> dict[str, Any]:
+        """A value of every setting, for a look at what they lead to."""
+        return {name: dimension.edges()[0] for name, dimension in self.dimensions.items()}
+
+    def domains(self, tune: Any, grid: bool = False) -> dict[str, Any]:
+        """What Ray Tune draws from, or goes through one by one."""
+        if grid:
+            texts = {name: [json.dumps(value) for value in one.values] for name, one in self.dimensions.items()}
+            return {name: tune.grid_search(values) for name, values in texts.items()}
+        return {name: dimension.domain(tune) for name, dimension in self.dimensions.items()}
+
+    def mutations(self, tune: Any) -> dict[str, Any]:
+        """How population-based training changes a setting: to a neighbour among choices, by a factor otherwise."""
+        texts = {name: [json.dumps(value) for value in one.values] for name, one in self.dimensions.items()}
+        return {name: texts[name] or one.domain(tune) for name, one in self.dimensions.items()}
+
+    def within(self, drawn: dict[str, Any]) -> dict[str, Any]:
+        """What was drawn and changed, moved back into the space."""
+        moved = {name: one.nearest(drawn[name]) for name, one in self.dimensions.items()}
+        return {**drawn, **moved}
+
+    def settings(self, drawn: dict[str, Any]) -> dict[str, Any]:
+        """The algorithm's settings for what Ray Tune has drawn."""
+        return {name: dimension.value(drawn[name]) for name, dimension in self.dimensions.items()}
+
+
+def is_space_expression(text: str) -> bool:
+    """Whether the value of `name=value` says where values come from (`loguniform(1e-5,1e-2)`) instead of being one.
+
+    Anything that begins like a call does, so that what is misspelt is refused with what is allowed.
+    """
+    return re.match(r"\s*[A-Za-z_]\w*\s*\(", text) is not None
+
+
+def parse(space: dict[str, str]) -> Space:
+    """Read all expressions; what is wrong with one becomes one sentence."""
+    return Space({name: parse_dimension(name, text) for name, text in space.items()})
+
+
+def parse_dimension(name: str, text: str) -> Dimension:
+    """Read one expression."""
+    try:
+        call = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError):
+        raise _refusal(name, text, "it is not a function with values in parentheses") from None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.keywords:
+        raise _refusal(name, text, "it is not a function with values in parentheses")
+    function = call.func.id
+    values = [_literal(name, text, argument) for argument in call.args]
+    if function == "choice":
+        if not values:
+            raise _refusal(name, text, "choice needs at least one value")
+        return Dimension(function, values=tuple(values))
+    if function not in BOUNDS:
+        raise _refusal(name, text, f"there is no {function}")
+    _check_bounds(name, text, function, values)
+    return Dimension(function, *values)
+
+
+def _check_bounds(name: str, text: str, function: str, values: list[Any]) -> None:
+    if len(values) != BOUNDS[function]:
+        raise _refusal(name, text, f"{function} takes {BOUNDS[function]} numbers")
+    if any(isinstance(value, bool) or not isinstance(value, (int, float)) for value in values):
+        raise _refusal(name, text, f"{function} takes numbers")
+    low, high = values[:2]
+    if low >= high:
+        raise _refusal(name, text, "the first number must be the smaller one")
+    if function.startswith("log") and low <= 0:
+        raise _refusal(name, text, f"{function} takes numbers above 0")
+    if function.endswith("randint") and not all(float(value).is_integer() for value in values):
+        raise _refusal(name, text, f"{function} takes whole numbers")
+    if function == "quniform" and not 0 < values[2] <= high - low:
+        raise _refusal(name, text, "the step must be above 0 and fit into the range")
+    if function == "quniform" and not all(math.isclose(one / values[2], round(one / values[2])) for one in (low, high)):
+        raise _refusal(name, text, "the first two numbers must be multiples of the step")
+
+
+def _literal(name: str, text: str, node: ast.expr) -> Any:
+    """A value as Python or YAML writes it; a bare word is a text. Tuples are lists, as in YAML."""
+    if isinstance(node, ast.Name):
+        return WORDS.get(node.id.lower(), node.id)
+    if isinstance(node, (ast.List, ast.Tuple)):
+        return [_literal(name, text, one) for one in node.elts]
+    if isinstance(node, ast.Dict) and all(node.keys):
+        return {
+            str(_literal(name, text, key)): _literal(name, text, value)
+            for key, value in zip(node.keys, node.values, strict=True)
+            if key is not None
+        }
+    try:
+        value = ast.literal_eval(node)
+        json.dumps(value, allow_nan=False)
+    except (ValueError, TypeError, SyntaxError):
+        raise _refusal(name, text, f"{ast.unparse(node)} is not a value") from None
+    return value
+
+
+def _refusal(name: str, text: str, why: str) -> FeverError:
+    return FeverError(f"{name}={text} cannot be searched: {why}; allowed are {ALLOWED}")
+
+
+def check_space(config: RunConfig, space: Space) -> None:
+    """Refuse settings that the algorithm does not have, and ranges that hold values it cannot use."""
+    from fever.algos.prepare import check_settings
+
+    for name, dimension in space.dimensions.items():
+        for value in dimension.edges():
+            check_settings(config.algo, {**config.settings, **space.first, name: value})

@@ -1,0 +1,248 @@
+"""The driver of a search: checks everything, starts Ray, has Ray Tune run the trials, and writes what they found."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from fever.cluster import Cluster, connect, cores_in_reach, try_everywhere
+from fever.config import DEFAULT_STEPS, NetworkSettings, RunConfig, Search, Stop, is_rllib
+from fever.errors import FeverError, TrainingError
+from fever.launch.meeting import JOB
+from fever.process import Interrupts, facts
+from fever.rllib.old_names import MODELS
+from fever.run import Run
+from fever.sources import EnvContext, EnvSource, make_any
+from fever.tune import records
+from fever.tune.driver import CoresBusy, environment, quiet, ray_messages_to_log
+from fever.tune.space import Space, check_space, parse
+from fever.tune.store import Keeper, Store
+from fever.tune.table import SearchDisplay
+from fever.tune.trial import Plan
+
+TUNE_SETTINGS = {  # read by Ray Tune: no files but ours, no signals but ours, no working directories of its own
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",  # which prints whatever `verbose` says
+}
+NETWORK = {  # a checkpoint fits one
+    *NetworkSettings.model_fields, "recurrent", "recurrent_size", "log_std", "dueling",
+    *MODELS, "model_config", "rl_module_spec",
+}  # fmt: skip
+
+
+class Study:
+    """One search, from its configuration or from where it was interrupted to its summary."""
+
+    def __init__(
+        self, config: RunConfig, source: EnvSource | None, display: SearchDisplay, run: Run | None, trust: bool
+    ) -> None:
+        assert config.search is not None
+        self.search: Search = config.search
+        self.display, self.resuming = display, run
+        self.source = source or EnvSource(config.env, config.env_kwargs)
+        self.space = parse(self.search.space)
+        check_kind(self.search, self.space)
+        self.resumable = run is not None and may_resume(run, trust)
+        require_packages(self.search.method)
+        check_space(config, self.space)
+        try_once(self.source)
+        self.config = resolve(config, self.source)
+        self.trials = self.space.points if self.search.method == "grid" else self.search.trials
+        assert isinstance(self.config.workers, int)
+        self.workers = self.config.workers  # inside a trial
+        self.bundles = rllib_bundles(self.config, self.space, self.source) if is_rllib(config.algo) else None
+        self.cores = 1 + self.workers  # of a trial
+        if self.bundles is not None:
+            self.cores = math.ceil(sum(bundle.get("CPU", 0.0) for bundle in self.bundles))
+        self.parallel = self.search.parallel or max(1, cores_in_reach() // self.cores)
+
+    def run(self) -> dict[str, Any]:
+        """Run all trials that are left; leave a complete run directory, whatever happens."""
+        run = self.resuming or Run.create(self.config, facts())
+        run.lock()
+        began = time.monotonic()
+        before = (run.summary or {}).get("seconds", 0.0)
+        interrupts = Interrupts()
+        reason = "trials"
+        try:
+            with quiet(run.path / "log.txt"):
+                (run.path / "summary.json").unlink(missing_ok=True)
+                run.write_config(self.config)  # which has changed if a search goes on with other stop rules
+                busy = CoresBusy()
+                try:
+                    with interrupts:
+                        self._fit(run, interrupts)
+                except KeyboardInterrupt:
+                    reason = interrupts.reason
+                except Exception as error:
+                    begun = self.resuming is not None or (run.path / "tune").exists()
+                    if begun or isinstance(error, TrainingError):
+                        self._write(run, "failed", before + time.monotonic() - began, busy.share())
+                    else:
+                        run.discard()
+                    raise
+                finally:
+                    self.display.stop()
+                return self._finish(run, reason, before + time.monotonic() - began, busy.share())
+        finally:
+            run.close()
+
+    def _fit(self, run: Run, interrupts: Interrupts) -> None:
+        """Connect to Ray and have Ray Tune run the trials."""
+        self.display.message("starting Ray")
+        cluster = connect(self.parallel * self.cores)
+        try:
+            several = len(cluster.machines()) > 1
+            if several:
+                try_everywhere(cluster, self.source)
+            keeper = start_keeper(cluster, run.path.resolve()) if several or JOB in os.environ else None
+            store = Store(run.path.resolve(), cluster.here, keeper)
+            self.display.start(self.config, run.path, self.trials, cluster.cores)
+            with tempfile.TemporaryDirectory(prefix="fever-compiled-", ignore_cleanup_errors=True) as compiled:
+                plan = self._plan(store, compiled)
+                with ray_messages_to_log(), interrupts.shield():  # Ray Tune saves its state and stops its trials first
+                    self._tune(run, plan, cluster, interrupts)
+        finally:
+            cluster.leave()
+
+    def _plan(self, store: Store, compiled: str) -> Plan:
+        """What every trial is told."""
+        alone = self.config.model_copy(update={"search": None})
+        return Plan(alone, self.space, self.search.seeds, self.search.scheduler == "pbt", store, compiled)
+
+    def _tune(self, run: Run, plan: Plan, cluster: Cluster, interrupts: Interrupts) -> None:
+        from fever.tune.tuner import make_tuner
+        from fever.tune.watch import Watcher
+
+        watcher = Watcher(self.space, run.path / "trials.jsonl", self.display, interrupts)
+        slots = max(1, int(cluster.cores) // self.cores)
+        with environment({**TUNE_SETTINGS, "TUNE_MAX_PENDING_TRIALS_PG": str(max(2, slots))}):
+            try:
+                make_tuner(self, run, plan, cluster, watcher, slots).fit()
+            except (FeverError, TrainingError):
+                raise
+            except Exception as error:
+                logging.exception("Ray Tune failed")
+                what = " ".join(str(error).split()).rstrip(".")
+                raise TrainingError(f"Ray Tune failed: {what}; more is in {run.path / 'log.txt'}") from error
+
+    def _finish(self, run: Run, reason: str, seconds: float, busy: float | None) -> dict[str, Any]:
+        """Write what was found, and say so."""
+        if reason == "trials":
+            for copy in (run.path / "tune").glob("*/checkpoint_*"):  # nobody will go on from them
+                shutil.rmtree(copy)
+        summary = self._write(run, reason, seconds, busy)
+        if summary["stop_reason"] == "failed":
+            found = list(records.read(run.path / "trials.jsonl").values())
+            raise TrainingError(
+                f"all {len(found)} trials failed, most of them so: {records.commonest_error(found)} "
+                f"(all are in {run.path / 'trials.jsonl'})"
+            )
+        self.display.finish(summary)
+        return summary
+
+    def _write(self, run: Run, reason: str, seconds: float, busy: float | None) -> dict[str, Any]:
+        """Write the best settings, the picture and the summary, and return that; it says `failed` if no trial has a
+        score."""
+        found = list(records.read(run.path / "trials.jsonl").values())
+        best = records.best_of(found)
+        failed = reason == "trials" and best is None
+        summary = records.summarise(run.path, self.config, found, "failed" if failed else reason)
+        summary |= {"seconds": round(seconds, 3), "cores_busy": busy}
+        if best is not None:
+            records.write_best(run.path / "best.yaml", self.config, best)
+        if found:
+            from fever.tune.picture import draw
+
+            draw(found, self.space, f"{self.config.env} · {self.config.algo}", run.path / "search.png")
+        run.write_summary(summary)
+        return summary
+
+
+def check_kind(search: Search, space: Space) -> None:
+    """Refuse what does not go together."""
+    ranges = [name for name, dimension in space.dimensions.items() if not dimension.values]
+    if search.method == "grid" and ranges:
+        raise FeverError(f"a grid goes through choice(...) only, and {ranges[0]} has a range; use random or optuna")
+    if search.scheduler != "pbt":
+        return
+    if search.method != "random":
+        raise FeverError(f"pbt changes settings by itself, beginning with random ones; leave {search.method} out")
+    if search.seeds > 1:
+        raise FeverError("pbt copies one course of learning onto another, so a trial has one seed")
+    if search.trials < 2:
+        raise FeverError("pbt needs at least two trials, to copy one onto another")
+    if fixed := [name for name in space.dimensions if name.partition(".")[0] in NETWORK]:
+        raise FeverError(
+            f"pbt cannot search {fixed[0]}: a trial goes on from another's checkpoint, which fits one network only"
+        )
+
+
+def may_resume(run: Run, trust: bool) -> bool:
+    """Whether Ray Tune has left a state to go on from; refuse to read it unless it is trusted."""
+    if (run.summary or {}).get("stop_reason") == "trials":
+        raise FeverError(f"{run.path} has run all its trials; its best settings are in {run.path / 'best.yaml'}")
+    if not (run.path / "tune" / "tuner.pkl").is_file():
+        return False
+    if not trust and JOB not in os.environ:  # a job that goes on by itself has written them
+        raise FeverError(
+            f"going on with a search reads Ray Tune's pickles in {run.path / 'tune'}, which can run any program; "
+            "if you know where they come from, add --trust"
+        )
+    return True
+
+
+def require_packages(method: str) -> None:
+    """Refuse a search whose packages are not installed."""
+    from importlib.util import find_spec
+
+    names = ["pandas", "pyarrow", "tensorboardX", *(["optuna"] if method == "optuna" else [])]
+    if missing := [name for name in names if find_spec(name) is None]:
+        raise FeverError(
+            f'a search needs {", ".join(missing)}, which is not installed; install it with: pip install "fever[tune]"'
+        )
+
+
+def try_once(source: EnvSource) -> None:
+    """Make the environment once, so that what is wrong with it is said before anything starts."""
+    with tempfile.TemporaryDirectory(prefix="fever-") as folder:
+        make_any(source, EnvContext(workdir=Path(folder))).close()
+
+
+def resolve(config: RunConfig, source: EnvSource) -> RunConfig:
+    """The configuration of the trials: with a budget, and with the workers inside each. `auto`, `all` and nothing said
+    mean none there: a trial for every core keeps all of them busy."""
+    if is_rllib(config.algo):
+        from fever.rllib.settings import split_settings
+
+        config = split_settings(config)[0]  # a number of workers may be among the settings
+    stop: Stop = config.stop.or_default(source.reward_threshold)
+    if stop.steps is None and stop.seconds is None and stop.iterations is None:
+        stop = stop.model_copy(update={"steps": DEFAULT_STEPS})
+    workers = config.workers if isinstance(config.workers, int) else 0
+    return config.model_copy(update={"stop": stop, "workers": workers, "env": source.name})
+
+
+def rllib_bundles(config: RunConfig, space: Space, source: EnvSource) -> list[dict[str, float]]:
+    """What one trial of RLlib's asks Ray for, its own process first."""
+    from fever.rllib.adapter import bundles_of
+
+    settings = {**config.settings, **space.first}
+    return bundles_of(config.model_copy(update={"settings": settings, "search": None}), source)
+
+
+def start_keeper(cluster: Cluster, root: Path) -> Any:
+    """The actor on this machine that trials on others send their files to."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(cluster.here, soft=False)
+    return cluster.ray.remote(Keeper).options(num_cpus=0, scheduling_strategy=here).remote(root)

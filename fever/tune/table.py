@@ -1,0 +1,189 @@
+"""What a person sees of a search: a live table on a terminal, plain lines elsewhere, or nothing."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
+
+from fever.config import RunConfig, format_duration
+from fever.display import figure, for_audience
+from fever.tune.records import FAILED, FINISHED, RUNNING, STOPPED, WAITING, Record, best_of, ranked
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+REFRESH_SECONDS = 0.5  # of the table
+LINE_SECONDS = 10.0  # between plain lines
+STYLES = {RUNNING: "cyan", FAILED: "red", STOPPED: "dim", WAITING: "dim", FINISHED: ""}
+
+
+class SearchDisplay(Protocol):
+    """What a search tells; every call returns at once."""
+
+    def message(self, text: str) -> None: ...
+    def start(self, config: RunConfig, path: Path, trials: int, cores: float) -> None: ...
+    def update(self, records: list[Record]) -> None:
+        """Called many times a second."""
+        ...
+
+    def ended(self, record: Record) -> None:
+        """A trial is over."""
+        ...
+
+    def stop(self) -> None:
+        """The terminal is given back; nothing live any more."""
+        ...
+
+    def finish(self, summary: dict[str, Any]) -> None: ...
+
+
+class QuietTable:
+    """Nothing at all."""
+
+    def message(self, text: str) -> None: ...
+    def start(self, config: RunConfig, path: Path, trials: int, cores: float) -> None: ...
+    def update(self, records: list[Record]) -> None: ...
+    def ended(self, record: Record) -> None: ...
+    def stop(self) -> None: ...
+    def finish(self, summary: dict[str, Any]) -> None: ...
+
+
+class PlainTable:
+    """A line for every trial that is over, and one about all of them every few seconds."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self.began = self.printed = time.monotonic()
+
+    def message(self, text: str) -> None:
+        print(text, file=self.stream, flush=True)
+
+    def start(self, config: RunConfig, path: Path, trials: int, cores: float) -> None:
+        self.trials, self.cores = trials, cores
+        self.began = self.printed = time.monotonic()
+        self.message(f"searching settings of {config.algo} on {config.env} in {path}")
+
+    def update(self, records: list[Record]) -> None:
+        if time.monotonic() - self.printed >= LINE_SECONDS:
+            self.printed = time.monotonic()
+            self.message(header(records, self.trials, self.printed - self.began, self.cores))
+
+    def ended(self, record: Record) -> None:
+        what = record.error if record.error else f"score {figure(record.score)}, return {figure(record.return_mean)}"
+        self.message(f"trial {record.number} {record.state}: {what}  ({settings_text(record.settings)})")
+
+    def stop(self) -> None: ...
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        for line in closing_lines(summary):
+            self.message(line)
+
+
+class LiveTable:
+    """A table that is redrawn in place, the best trials first."""
+
+    def __init__(self, console: Console) -> None:
+        from rich.live import Live
+
+        self.console = console
+        self.live = Live(console=console, auto_refresh=False, transient=True)
+        self.drawn = 0.0
+
+    def message(self, text: str) -> None:
+        self.console.print(text, highlight=False, markup=False, style="dim")
+
+    def start(self, config: RunConfig, path: Path, trials: int, cores: float) -> None:
+        self.config, self.path, self.trials, self.cores = config, path, trials, cores
+        self.began = time.monotonic()
+        self.live.start()
+
+    def update(self, records: list[Record]) -> None:
+        if time.monotonic() - self.drawn >= REFRESH_SECONDS:
+            self.drawn = time.monotonic()
+            self.live.update(self._panel(records), refresh=True)
+
+    def ended(self, record: Record) -> None:
+        self.drawn = 0.0
+
+    def stop(self) -> None:
+        self.live.stop()
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        for line in closing_lines(summary):
+            self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def _panel(self, records: list[Record]) -> RenderableType:
+        from rich.console import Group
+        from rich.panel import Panel
+        from rich.table import Table
+        from rich.text import Text
+
+        assert self.config.search is not None
+        names = list(self.config.search.space)
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        table.add_column("trial", justify="right")
+        for name in names:
+            table.add_column(name)
+        table.add_column("state")
+        for name in ("steps", "return", "score"):
+            table.add_column(name, justify="right")
+        room = max(3, self.console.height - 8)
+        for record in ranked(records)[:room]:
+            values = [plain(record.settings.get(name)) for name in names]
+            figures = (f"{record.steps:,}", figure(record.return_mean), figure(record.score))
+            row = [Text(text) for text in (str(record.number), *values, record.state, *figures)]
+            table.add_row(*row, style=STYLES[record.state])
+        parts: list[RenderableType] = [
+            Text(header(records, self.trials, time.monotonic() - self.began, self.cores)), Text(), table
+        ]  # fmt: skip
+        if len(records) > room:
+            parts.append(Text(f"and {len(records) - room} more", style="dim"))
+        title = f"{self.config.env} · {self.config.algo}"
+        return Panel(Group(*parts), title=title, subtitle=str(self.path))
+
+
+def header(records: list[Record], trials: int, seconds: float, cores: float) -> str:
+    """How the search stands, in one line."""
+    states = Counter(record.state for record in records)
+    over = states[FINISHED] + states[STOPPED] + states[FAILED]
+    parts = [f"{format_duration(seconds)}", f"{over} of {trials} trials over", f"{states[RUNNING]} running"]
+    parts += [f"{states[state]} {state}" for state in (STOPPED, FAILED) if states[state]]
+    best = best_of(records)
+    if best is not None:
+        parts.append(f"best score {figure(best.score)} (trial {best.number})")
+    return ", ".join([*parts, f"{cores:g} cores"])
+
+
+def closing_lines(summary: dict[str, Any]) -> list[str]:
+    """How it ended and what can be done next."""
+    run, best = summary["run"], summary["best"]
+    counts = f"{summary['trials']} trials ({summary['stopped_early']} stopped early, {summary['failed']} failed)"
+    complete = summary["stop_reason"] == "trials"
+    lines = [f"{'done' if complete else 'interrupted'}: {counts} in {format_duration(summary['seconds'])}"]
+    if best is not None:
+        lines.append(f"best: trial {best['trial']}, score {figure(best['score'])}: {settings_text(best['settings'])}")
+        lines.append(f"picture: {summary['picture']}   table: {run}/trials.jsonl   settings: {summary['best_file']}")
+    if not complete:
+        lines.append(f"next: fever resume {run} --trust  (it reads Ray Tune's pickles)")
+    elif best is not None:
+        lines.append(f"next: fever train -f {summary['best_file']}")
+    return lines
+
+
+def settings_text(settings: dict[str, Any]) -> str:
+    return " ".join(f"{name}={plain(value)}" for name, value in settings.items())
+
+
+def plain(value: Any) -> str:
+    """A setting's value as short as it can be read."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def make_table(kind: str, to_stderr: bool = False) -> SearchDisplay:
+    """`auto` (live on a terminal, lines elsewhere), or `quiet`."""
+    return for_audience(kind, to_stderr, QuietTable, PlainTable, LiveTable)

@@ -1,0 +1,288 @@
+"""One trial: the runs of its seeds, one after the other, in a thread that pauses at every report.
+
+    trials/0007/           the run of the first seed,
+    trials/0007-seed-1/    and of the next one: ordinary run directories
+
+Whatever is there already is gone on with: a run that was cut off from its checkpoint, one that ended counts as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import shutil
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fever.config import RunConfig, is_rllib
+from fever.display import QuietDisplay
+from fever.errors import FeverError, TrainingError
+from fever.process import facts
+from fever.run import Run, read_json, write_atomically
+from fever.sources import EnvSource
+from fever.tune.score import BUDGET, Course, mean_score
+from fever.tune.space import Space
+from fever.tune.store import Folder, Store, read_list
+
+REPORT_SHARE = 0.01  # of the budget between two reports,
+REPORT_SECONDS = 1.0  # but not longer than this
+SEND_SECONDS = 20.0  # between two times that a trial on another machine sends its files
+PERTURBATIONS = 8  # parts of a trial's budget, at the end of each of which it may be copied or go on from a copy
+COPY_SECONDS = 0.2  # between checkpoints, where there are copies
+ENDED = ("reward", "steps", "iterations", "time")  # stop reasons of a run that needs no more
+HISTORY = ("metrics.jsonl", "episodes.jsonl")  # what a copy of a run has besides a checkpoint
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every trial of a search needs to know."""
+
+    config: RunConfig  # of every run, but for what the trial changes
+    space: Space
+    seeds: int
+    copies: bool  # trials go on from copies of others
+    store: Store
+    compiled: str  # folder on the driver's machine for what JAX has compiled
+
+    def run_config(self, number: int, settings: dict[str, Any], index: int, root: Path) -> RunConfig:
+        """The configuration of one of a trial's runs."""
+        more: dict[str, Any] = {
+            "settings": {**self.config.settings, **settings},
+            "seed": self.config.seed + index,
+            "runs": str(root / "trials"),
+            "name": run_name(number, self.config.seed + index if index else None),
+        }
+        if self.copies:
+            more["checkpoint_seconds"] = min(COPY_SECONDS, self.config.checkpoint_seconds)
+        return self.config.model_copy(update=more)
+
+
+def run_name(number: int, seed: int | None = None) -> str:
+    """The name of a trial's run directory; its first one bears no seed."""
+    return f"{number:04d}" if seed is None else f"{number:04d}-seed-{seed}"
+
+
+class Trial(QuietDisplay):
+    """The work of one trial. `next` lets it go on until its next report; `end` cuts it off.
+
+    It is the display of its own runs: between two iterations the trainer calls `update`, which waits there.
+    """
+
+    def __init__(self, plan: Plan, folder: Folder, source: EnvSource, number: int, settings: dict[str, Any]) -> None:
+        self.plan, self.folder, self.source = plan, folder, source
+        self.number, self.settings = number, settings
+        self.ended: list[float] = []  # scores of the seeds that are done
+        self.steps_before, self.seconds_before = 0, 0.0  # in those
+        self.course: Course | None = None  # of the seed that goes on
+        self.reported = self.sent = time.monotonic()
+        self.reported_share = 0.0
+        self.parts = 0  # of PERTURBATIONS that have been reported,
+        self.saving = False  # and whether a checkpoint is being made for the next one
+        self.stopping = False
+        self.reports: queue.Queue[dict[str, Any] | Exception] = queue.Queue()
+        self.may_go_on = threading.Semaphore(0)
+        self.thread = threading.Thread(target=self._main, name="trial", daemon=True)
+
+    # what the process calls, between reports
+
+    def next(self) -> dict[str, Any]:
+        """The next report; what went wrong instead of one is raised as one sentence."""
+        if self.thread.ident is None:
+            self.thread.start()
+        else:
+            self.may_go_on.release()
+        report = self.reports.get()
+        if isinstance(report, (FeverError, TrainingError)):
+            raise report
+        if isinstance(report, Exception):
+            raise TrainingError(f"{type(report).__name__}: {report}") from report
+        return report
+
+    def end(self) -> None:
+        """Stop now; a run that is under way saves its state and sends it home first.
+
+        At the end of a search Ray Tune waits about ten seconds for that and then kills the process. A run that takes
+        longer, to finish an iteration for example, goes on from the checkpoint before.
+        """
+        if self.thread.is_alive():
+            self.stopping = True
+            self.may_go_on.release()
+            self.thread.join()
+
+    # the thread
+
+    def _main(self) -> None:
+        try:
+            for index in range(self.plan.seeds):
+                self._run(index)
+            self.reports.put(self._report(finished=True))
+        except KeyboardInterrupt:
+            logging.info("trial %d was cut off", self.number)
+        except Exception as error:  # noqa: BLE001 - raised where it was waited for
+            self.reports.put(error)
+
+    def _run(self, index: int) -> None:
+        """Train one seed to its end, from where it stands."""
+        from fever import trainer
+
+        config = self.plan.run_config(self.number, self.settings, index, self.folder.root)
+        name = f"trials/{config.name}"
+        run = self._left(self.folder.fetch(name), config)
+        self.course = Course(config.stop)
+        self.reported_share = 0.0
+        reason = self._take_in(run) if run else ""
+        self.parts = int(PERTURBATIONS * self.course.share)
+        try:
+            if run is None:
+                reason = trainer.train(config, self.source, self).stop_reason
+            elif not reason:
+                reason = trainer.resume(run, config, "last", self.source, self, trust=True).stop_reason
+        finally:
+            self.folder.send(name)
+        if reason not in ENDED:
+            raise KeyboardInterrupt
+        score = self.course.end(reason)
+        if score is None:
+            raise TrainingError(f"no episode ended within {self.course.row.get('steps', 0):,} steps: there is no score")
+        self.ended.append(score)
+        self.steps_before += self.course.row["steps"]
+        self.seconds_before += self.course.row["seconds"]
+
+    def _left(self, path: Path, config: RunConfig) -> Run | None:
+        """The run that an interrupted search has left here, if it is this one; otherwise it is removed."""
+        if not (path / "config.yaml").is_file():
+            shutil.rmtree(path, ignore_errors=True)
+            return None
+        run = Run(path)
+        if (self.plan.copies or self._is_mine(run, config)) and run.checkpoints():
+            return run
+        shutil.rmtree(path)
+        return None
+
+    def _is_mine(self, run: Run, config: RunConfig) -> bool:
+        """Whether a run has this trial's settings. RLlib's are kept by their present names, nested."""
+        wanted = self.settings
+        if is_rllib(config.algo):
+            from fever.rllib.settings import split_settings
+
+            wanted = split_settings(config)[0].model_dump(mode="json")["settings"]
+        kept = run.config.settings
+        return all(name in kept and kept[name] == value for name, value in wanted.items())
+
+    def _take_in(self, run: Run) -> str:
+        """Score what a run has done up to its last checkpoint; returns why it ended, or nothing."""
+        assert self.course is not None
+        last = run.checkpoint()
+        for row in run.metrics():
+            if row["iteration"] <= last.iteration:
+                self.course.add(row)
+        if run.summary is not None and run.summary["stop_reason"] in ENDED and self.course.row == run.metrics()[-1]:
+            return run.summary["stop_reason"]
+        goal = self.course.stop.reward
+        if goal is not None and last.score is not None and last.score >= goal:
+            return "reward"
+        return "steps" if self.course.share >= 1 else ""
+
+    # what the trainer calls
+
+    def update(self, row: dict[str, Any]) -> None:
+        """Report if it is time to, and wait until it may go on. Called between two iterations, when the state is
+        whole; KeyboardInterrupt makes the trainer save and stop."""
+        course = self.course
+        assert course is not None
+        course.add(row)
+        now = time.monotonic()
+        due = course.share - self.reported_share >= REPORT_SHARE or now - self.reported >= REPORT_SECONDS
+        if due and course.share < 1 and course.mean is not None and not self._wants_checkpoint(course):
+            self.reported, self.reported_share = now, course.share
+            self.reports.put(self._report())
+            self.may_go_on.acquire()
+        if self.stopping:
+            raise KeyboardInterrupt
+        if self.folder.keeper is not None and now - self.sent >= SEND_SECONDS:
+            self.sent = now
+            self.folder.send(f"trials/{run_name(self.number, self._seed())}")
+
+    def _wants_checkpoint(self, course: Course) -> bool:
+        """Whether the trainer is to save before the next report, because others may go on from there: it does so when
+        the time between checkpoints is over."""
+        parts = int(PERTURBATIONS * course.share)
+        if not self.plan.copies or parts == self.parts:
+            return False
+        self.saving = not self.saving
+        if self.saving:
+            time.sleep(COPY_SECONDS)
+        else:
+            self.parts = parts
+        return self.saving
+
+    def _seed(self) -> int | None:
+        return self.plan.config.seed + len(self.ended) if self.ended else None
+
+    def _report(self, finished: bool = False) -> dict[str, Any]:
+        """What Ray Tune is told; `time` is what it compares trials at. Where there are copies, it stands still until
+        there is a checkpoint to copy."""
+        course = None if finished else self.course
+        row = self.course.row if self.course else {}
+        share = 0.0 if course is None else self.parts / PERTURBATIONS if self.plan.copies else course.share
+        return {
+            "score": mean_score(self.ended, course),
+            "time": int(BUDGET * (len(self.ended) + share)),  # the whole budget only when it is finished
+            "return_mean": row.get("return_mean"),
+            "steps": self.steps_before + (row["steps"] if course else 0),
+            "seconds": round(self.seconds_before + (row["seconds"] if course else 0.0), 3),
+            "copied": json.dumps([copy["trial"] for copy in self._copied()]),
+            "finished": finished,
+            "done": finished,
+        }
+
+    # copies, for population-based training
+
+    def copy(self, name: str) -> bool:
+        """Keep a copy of where this trial stands under a name; False if there is no checkpoint yet."""
+        path = self.folder.root / "trials" / run_name(self.number)
+        found = Run(path).checkpoints()
+        if not found:
+            return False
+        target = self.folder.root / name
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(found[-1].path, target / "checkpoints" / found[-1].path.name)
+        for file in HISTORY:
+            if (path / file).is_file():
+                shutil.copy(path / file, target / file)
+        origin = {"copy": name, "trial": self.number, "steps": found[-1].manifest["steps"]}
+        write_atomically(target / "origin.json", json.dumps(origin) + "\n")
+        self.folder.send(name)
+        return True
+
+    def adopt(self, name: str) -> None:
+        """Go on from another trial's copy, with this trial's settings; from its own files if the copy is its own, is
+        gone, or was taken already."""
+        copy = self.folder.fetch(name)
+        if not (copy / "origin.json").is_file():
+            logging.warning("trial %d goes on from its own checkpoint: %s is gone", self.number, name)
+            return
+        origin = read_json(copy / "origin.json")
+        copied = self._copied()
+        if origin["trial"] == self.number or origin["copy"] in [one["copy"] for one in copied]:
+            return
+        config = self.plan.run_config(self.number, self.settings, 0, self.folder.root)
+        path = self.folder.fetch(f"trials/{config.name}")
+        run = Run(path) if (path / "config.yaml").is_file() else Run.create(config, facts())
+        for part in ("checkpoints", *HISTORY, "summary.json"):
+            shutil.rmtree(path / part, ignore_errors=True)
+            (path / part).unlink(missing_ok=True)
+        shutil.copytree(copy, path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("origin.json"))
+        run.write_config(config)
+        write_atomically(path / "copied.json", json.dumps({"list": [*copied, origin]}) + "\n")
+        self.folder.send(f"trials/{config.name}")
+
+    def _copied(self) -> list[dict[str, Any]]:
+        """The copies that this trial has gone on from, the first one first."""
+        if not self.plan.copies:
+            return []
+        return read_list(self.folder.root / "trials" / run_name(self.number) / "copied.json")

@@ -1,0 +1,160 @@
+"""Ray Tune's own objects for a search: who proposes values, who stops trials, where its state is."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from ray import tune
+from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
+from ray.tune.search.basic_variant import BasicVariantGenerator
+
+from fever.cluster import Cluster
+from fever.errors import FeverError
+from fever.run import Run
+from fever.tune.actor import TrialActor
+from fever.tune.driver import send_to_root
+from fever.tune.score import BUDGET
+from fever.tune.trial import PERTURBATIONS, Plan
+from fever.tune.watch import Watcher
+from fever.workers import search_path
+
+if TYPE_CHECKING:
+    from fever.tune.study import Study
+
+REDUCTION = 3  # ASHA: of the trials that get so far, a third goes on
+FIRST_LOOK = BUDGET // REDUCTION**2  # when ASHA compares for the first time
+SLACK = 0.1  # of a core, that a trial with workers leaves to them
+COPIES_KEPT = 4  # of every trial; one that wants a copy may be slow to come for it
+
+
+class Population(PopulationBasedTraining):
+    """Population-based training whose trials pause for others only if there is not room for all of them.
+
+    Ray Tune's pause whenever another one happens to be between two courses, and lose the episodes they are in.
+    """
+
+    def __init__(self, yields: bool, **options: Any) -> None:
+        super().__init__(**options)
+        self.yields = yields
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        decision = super().on_trial_result(tune_controller, trial, result)
+        return decision if self.yields or decision != self.PAUSE else self.CONTINUE
+
+
+def make_tuner(study: Study, run: Run, plan: Plan, cluster: Cluster, watcher: Watcher, slots: int) -> tune.Tuner:
+    """A tuner that begins, or goes on with what one has left in the run directory."""
+    search, parallel = study.search, min(study.parallel, slots)
+    packed = cluster.ray.cloudpickle.dumps((plan, study.source))
+    trainable = TrialActor.for_search(packed, search_path(), trial_bundles(study, cluster))
+    space = study.space.domains(tune, grid=search.method == "grid")
+    if search.method == "optuna":
+        import optuna  # noqa: F401 - it takes up its own ways of logging when it is imported
+
+        send_to_root("optuna")
+    if study.resumable:
+        tuner = tune.Tuner.restore(str(plan.store.root / "tune"), trainable, param_space=space)
+        assert tuner._local_tuner is not None
+        tuner._local_tuner.get_run_config().callbacks = [watcher]  # the one it has kept belongs to an ended process
+        return tuner
+    searcher: Any = None
+    if search.method == "optuna":
+        from ray.tune.search.optuna import OptunaSearch
+
+        searcher = OptunaSearch(seed=study.config.seed)
+    else:
+        limited = (parallel < slots or study.workers) and search.scheduler != "pbt"  # otherwise by cores alone
+        searcher = BasicVariantGenerator(max_concurrent=parallel if limited else 0, random_state=study.config.seed)
+    name = name_from_one if search.method == "optuna" else name_from_zero
+    return tune.Tuner(
+        trainable,
+        param_space=space,
+        tune_config=tune.TuneConfig(
+            metric="score",
+            mode="max",
+            num_samples=1 if search.method == "grid" else study.trials,
+            search_alg=searcher,
+            scheduler=make_scheduler(study, plan),
+            max_concurrent_trials=parallel if search.method == "optuna" else None,
+            reuse_actors=True,
+            trial_name_creator=name,
+            trial_dirname_creator=name,
+        ),
+        run_config=tune.RunConfig(
+            name="tune",
+            storage_path=str(plan.store.root),
+            callbacks=[watcher],
+            checkpoint_config=tune.CheckpointConfig(num_to_keep=COPIES_KEPT, checkpoint_at_end=False),
+            verbose=0,
+        ),
+    )
+
+
+def make_scheduler(study: Study, plan: Plan) -> Any:
+    """Who decides which trials go on; None: all do."""
+    search = study.search
+    if search.scheduler == "asha":
+        whole = BUDGET * search.seeds
+        return ASHAScheduler(
+            time_attr="time", max_t=whole, grace_period=FIRST_LOOK * search.seeds, reduction_factor=REDUCTION
+        )
+    if search.scheduler == "pbt":
+        random.seed(study.config.seed)  # it draws from the global generators
+        np.random.seed(study.config.seed % 2**32)
+        return Population(
+            yields=(search.parallel or study.trials) < study.trials,
+            time_attr="time",
+            perturbation_interval=BUDGET // PERTURBATIONS,
+            hyperparam_mutations=plan.space.mutations(tune),
+            custom_explore_fn=plan.space.within,
+            log_config=False,
+        )
+    return None
+
+
+def trial_bundles(study: Study, cluster: Cluster) -> list[dict[str, float]]:
+    """What a trial needs: the first for its own process, others for processes that RLlib starts from there. Refuses
+    what would be waited for in vain.
+
+    fever's own workers are placed by fever and ask for hardly anything, so a little is left free for them.
+    """
+    search, workers, config = study.search, study.workers, study.config
+    largest = max(machine.cores for machine in cluster.machines())
+    gpus = config.gpus_per_worker * workers + (config.device == "gpu")
+    bundles = study.bundles or [{"CPU": 1 + workers - (SLACK if workers else 0.0), "GPU": gpus}]
+    if study.bundles is not None and not gpus and not cluster.ray.cluster_resources().get("GPU"):
+        bundles = [{**bundle, "GPU": 0.0} for bundle in bundles]  # RLlib learns without one then
+    bundles = [kept for bundle in bundles if (kept := {name: amount for name, amount in bundle.items() if amount})]
+    first, *others = bundles
+    if others:
+        refuse_too_large(config.algo, sum(bundle.get("CPU", 0.0) for bundle in bundles), cluster)
+    elif search.scheduler == "pbt" and (search.parallel or study.trials * first["CPU"] > cluster.cores):
+        share = cluster.cores / (search.parallel or study.trials)  # who waits for a core has to begin new episodes when
+        first["CPU"] = math.floor(1000 * share) / 1000  # it gets one, so nobody waits: they share
+    first["CPU"] = min(first["CPU"], largest)
+    if wanted := sum(bundle.get("GPU", 0.0) for bundle in bundles):
+        cluster.require_gpus(wanted)
+    return bundles
+
+
+def refuse_too_large(algo: str, cores: float, cluster: Cluster) -> None:
+    """Refuse a trial that would wait for ever for cores that no machine has."""
+    if cores > cluster.cores:
+        raise FeverError(
+            f"one trial of {algo} needs {cores:g} cores for its processes, but there are {cluster.cores:g}; "
+            "lower --workers or num_learners"
+        )
+
+
+def name_from_zero(trial: Any) -> str:
+    """A trial's number as its name, for searchers that count from 0. It is the first part of the tag."""
+    return str(int(re.match(r"\d+", trial.experiment_tag)[0]) + 1)  # type: ignore[index]
+
+
+def name_from_one(trial: Any) -> str:
+    """The same for searchers that count from 1."""
+    return str(int(re.match(r"\d+", trial.experiment_tag)[0]))  # type: ignore[index]

@@ -1,0 +1,103 @@
+"""Looks on while Ray Tune works: keeps the records of trials, feeds the display, passes on signals."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ray.tune import Callback
+
+from fever.errors import FeverError, TrainingError
+from fever.process import Interrupts
+from fever.tune import records
+from fever.tune.records import FAILED, FINISHED, RUNNING, STOPPED, WAITING, Record
+from fever.tune.space import Space
+from fever.tune.table import SearchDisplay
+
+
+class Watcher(Callback):
+    """Called by Ray Tune in this process, between its steps."""
+
+    def __init__(self, space: Space, path: Path, display: SearchDisplay, interrupts: Interrupts) -> None:
+        self.space, self.path, self.display, self.interrupts = space, path, display, interrupts
+        self.written = records.read(path)
+        self.records: dict[int, Record] = dict(self.written)
+        self.handler = signal.getsignal(signal.SIGUSR1)
+        self.end: Any = None  # makes Ray Tune save its state and stop
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Nothing is kept with Ray Tune's state: terminals and signals belong to this process."""
+        return {}
+
+    def setup(self, *arguments: Any, **info: Any) -> None:
+        """Take the signal back that Ray Tune has just claimed; what it would do then is done in `on_step_end`."""
+        if threading.current_thread() is threading.main_thread():
+            self.end = signal.getsignal(signal.SIGUSR1)
+            signal.signal(signal.SIGUSR1, self.handler)
+
+    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        for trial in trials:
+            known = self.records.get(int(str(trial)))
+            if known is None or (known.state == RUNNING and trial.status == "PAUSED"):
+                self._set(trial, state=WAITING)
+        self.display.update(list(self.records.values()))
+        if self.interrupts.pending and self.end is not None:
+            self.end(signal.SIGUSR1, None)
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._set(trial, state=RUNNING, error=None)
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        self._set(
+            trial,
+            state=RUNNING,
+            score=result["score"],
+            return_mean=result["return_mean"],
+            steps=result["steps"],
+            seconds=result["seconds"],
+            host=result["hostname"],
+            copied=json.loads(result["copied"]),
+        )
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._over(trial, FINISHED if trial.last_result.get("finished") else STOPPED)
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._over(trial, FAILED, read_error(trial))
+
+    def _over(self, trial: Any, state: str, error: str | None = None) -> None:
+        record = self._set(trial, state=state, error=error)
+        if self.written.get(record.number) != record:  # a search that was killed may find out once more
+            self.written[record.number] = record
+            records.append(self.path, record)
+        self.display.ended(record)
+
+    def _set(self, trial: Any, **changes: Any) -> Record:
+        number, settings = int(str(trial)), self.space.settings(trial.config)
+        record = self.records.get(number) or Record(number, settings)
+        self.records[number] = record = replace(record, settings=settings, **changes)
+        return record
+
+
+def read_error(trial: Any) -> str:
+    """Why a trial failed, as one sentence; Ray Tune has just written it for us."""
+    import ray.cloudpickle
+    from ray.exceptions import RayActorError, RayTaskError
+
+    try:
+        error = ray.cloudpickle.loads(Path(trial.pickled_error_file).read_bytes())
+    except Exception:  # noqa: BLE001 - of a class that cannot be unpickled, or no file at all
+        text = Path(trial.error_file).read_text().strip() if trial.error_file else "unknown"
+        return text.splitlines()[-1]
+    if isinstance(error, RayActorError):
+        return "its process died"
+    cause = error.cause if isinstance(error, RayTaskError) and error.cause is not None else error
+    if isinstance(cause, (FeverError, TrainingError)):
+        return " ".join(str(cause).split())
+    return f"{type(cause).__name__}: {' '.join(str(cause).split())}"
