@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check bench lock clean
+.PHONY: demo test test-clusters test-rllib check bench lock clean
 
 demo: $(READY)
 	$(BIN)/fever train CartPole-v1
@@ -12,7 +12,15 @@ demo: $(READY)
 	$(BIN)/fever plot last
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2
+
+# What takes minutes with real machines: a cluster on AWS from up to down, hosts that come and go, jobs cut at their limit.
+test-clusters: $(READY)
+	$(BIN)/python -m pytest -m slow $(addprefix tests/test_,ssh.py aws_life.py mpi.py slurm.py elastic.py)
+
+# Every algorithm that RLlib has, and its way through all commands.
+test-rllib: $(READY)
+	$(BIN)/python -m pytest -m slow tests/test_rllib.py tests/test_rllib_algorithms.py
 
 check: $(READY)
 	$(BIN)/ruff format --check .
@@ -22,11 +30,12 @@ check: $(READY)
 bench: $(READY) .venv-bench/.ready
 	$(BIN)/python benchmarks/bench.py --sb3 .venv-bench/bin/python
 
-$(READY): pyproject.toml constraints.txt
-	@echo "setting up $(VENV) with the versions in constraints.txt (a few minutes the first time)"
+$(READY): pyproject.toml fever/constraints.txt
+	@echo "setting up $(VENV) with the versions in fever/constraints.txt (a few minutes the first time)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fever needs Python 3.11 or newer; try: make PYTHON=python3.11")'
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' 2>&1 | { grep -v '^WARNING: Location' || true; }
+	@$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0 2>&1 | { grep -v '^WARNING: Location' || true; }
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c fever/constraints.txt -e '.[dev]' 2>&1 | { grep -v '^WARNING: Location' || true; }
 	@$(BIN)/fever --help > /dev/null
 	@touch $@
 
@@ -37,11 +46,11 @@ $(READY): pyproject.toml constraints.txt
 	@.venv-bench/bin/pip install --quiet --disable-pip-version-check -r benchmarks/requirements.txt
 	@touch $@
 
-# Write constraints.txt anew from the newest versions that pyproject.toml allows.
+# Write fever/constraints.txt anew from the newest versions that pyproject.toml allows.
 lock:
 	rm -rf .venv-lock && $(PYTHON) -m venv .venv-lock
 	.venv-lock/bin/pip install --quiet --disable-pip-version-check '.[dev]'
-	.venv-lock/bin/pip freeze --exclude fever > constraints.txt
+	.venv-lock/bin/pip freeze --exclude fever > fever/constraints.txt
 	rm -rf .venv-lock
 
 clean:

@@ -18,10 +18,12 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from measuring import CORES, Measurer, Row, goal, metrics_of, print_table, rate_after, steady_rate
+from searching import rllib, tune
 
 MEMORY_LIMIT = 150.0  # megabytes
 EVALUATION_EPISODES = 10
@@ -286,6 +288,57 @@ def uneven(measure: Measurer) -> list[Row]:
     return rows
 
 
+def machines(measure: Measurer) -> list[Row]:
+    """Jobs of a real Slurm on fake machines of this one: seconds to connect and to stop; samplers that only wait."""
+    from machines import Machines
+
+    connect = Row("machines", "s from the job's start until 3 machines are connected", 1.0, False, "12 s")
+    stop = Row("machines", "s from the driver's end until nothing is left", 1.0, False, "5 s")
+    eight = Row("machines", "s until 8 machines are connected", 3.0, False, "3 machines")
+    samples = Row("machines", "steps/s, 3 machines x 2 workers that wait", 5.5 / 6, reference_name="6 x one worker")
+    settings = ["benchmarks.environments:Waiting", "--algo", "impala", "--envs", "1", "hidden=[16]", "steps=100"]
+    for seed in measure.rounds(2):
+        options = ["--seed", str(seed), "minibatches=1"]
+        with Machines(measure.folder / f"three{seed}", 3) as three:
+            run, spent = three.job(3, *settings, *options, "fragments=3", "--workers", "6", "--stop-time", "20s")
+            alone, _ = three.job(1, *settings, *options, "fragments=1", "--workers", "1", "--stop-time", "20s")
+        with Machines(measure.folder / f"eight{seed}", 8) as many:
+            _, wide = many.job(8, *settings, *options, "fragments=3", "--stop-time", "5s")
+        connect.add(spent["start"] + spent["connect"], 12.0)
+        stop.add(spent["leave"], 5.0)
+        eight.add(wide["start"] + wide["connect"], spent["start"] + spent["connect"])
+        samples.add(rate_after(metrics_of(run), 8.0)[0], 6 * rate_after(metrics_of(alone), 8.0)[0])
+    return [connect, stop, eight, samples]
+
+
+def hosts(measure: Measurer) -> list[Row]:
+    """A cluster of hosts that ssh reaches: up, down, attach, fetch, and what the live panel costs."""
+    from hosts import Hosts
+
+    up = Row("hosts", "s, fever up on 3 hosts, environment present", 1.0, False, "15 s")
+    again = Row("hosts", "s, fever up again", None, False, "15 s")
+    attach = Row("hosts", "s, fever attach until the live panel shows", 1.0, False, "3 s")
+    fetch = Row("hosts", "MB moved to fetch 100 MB", 1.01, False, "100 MB")
+    down = Row("hosts", "s, fever down", 1.0, False, "6 s")
+    panel = Row("hosts", "steps/s on the head, live panel here", 0.95, reference_name="detached")
+    for seed in measure.rounds(2):
+        with Hosts(measure.folder / f"hosts{seed}") as cluster:
+            up.add(cluster.fever("up", "lab.yaml")[1], 15.0)
+            again.add(cluster.fever("up", "lab.yaml")[1], 15.0)
+            order = (True, False) if seed % 2 else (False, True)
+            rates = {shown: cluster.train(f"shown-{shown}", 40, shown)["steps_per_second"] for shown in order}
+            panel.add(rates[True], rates[False])
+            cluster.fever("train", "CartPole-v1", "--on", "lab.yaml", "--name", "long", "--stop-time", "5m", "--detach")
+            while not (found := list(cluster.there.glob("*/long/metrics.jsonl"))):
+                time.sleep(0.2)
+            attach.add(cluster.seconds_until_shown("steps/s", "attach", "long"), 3.0)
+            cluster.fever("stop", "long")
+            found[0].with_name("large.bin").write_bytes(os.urandom(100_000_000))
+            fetch.add(cluster.fetch("long") + cluster.fetch("long"), 100.0)
+            down.add(cluster.fever("down", "lab.yaml")[1], 6.0)
+    return [up, again, attach, fetch, down, panel]
+
+
 BENCHMARKS: dict[str, Callable[[Measurer], list[Row]]] = {
     "cartpole-speed": cartpole_speed,
     "cartpole-475": cartpole_475,
@@ -300,6 +353,10 @@ BENCHMARKS: dict[str, Callable[[Measurer], list[Row]]] = {
     "trpo-pong": trpo_pong,
     "waiting": waiting,
     "uneven": uneven,
+    "machines": machines,
+    "hosts": hosts,
+    "rllib": rllib,
+    "tune": tune,
 }
 
 

@@ -149,7 +149,7 @@ def rate_after(rows: list[dict], since: float) -> tuple[float, float]:
     if len(rows) < 2:
         raise RuntimeError(f"the run wrote fewer than two rows of metrics after {since:.1f} s")
     seconds = rows[-1]["seconds"] - rows[0]["seconds"]
-    return (rows[-1]["steps"] - rows[0]["steps"]) / seconds, sum(row["updates"] for row in rows[1:]) / seconds
+    return (rows[-1]["steps"] - rows[0]["steps"]) / seconds, sum(row.get("updates", 0) for row in rows[1:]) / seconds
 
 
 def steady_rate(summary: dict) -> float:
