@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from fever.checkpoint import Checkpoint
 from fever.envs import MASK, describe_info, describe_spaces, make_envs
 from fever.errors import FeverError
-from fever.run import Checkpoint, Run
+from fever.run import Run
 from fever.sources import EnvContext, EnvSource, make_env
 
 PARALLEL = 8  # episodes played at once

@@ -3,108 +3,35 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
-import io
 import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal
 
 import numpy as np
 
+from fever.checkpoint import Checkpoint, best_of
 from fever.config import RunConfig, Stop, is_rllib, load_yaml, validate
+from fever.disk import (
+    flush_to_disk,
+    last_line,
+    newest,
+    open_to_append,
+    read_json,
+    read_lines,
+    sha256,
+    write_atomically,
+)
 from fever.errors import FeverError
 from fever.events import EventWriter
-from fever.launch.files import write_whole
 from fever.launch.meeting import JOB
-from fever.policy import Policy
-from fever.policy.spaces import Description
 
 FORMAT = 1  # of the checkpoint's manifest; raised when an old reader could not read a new one
-WEIGHTS_PREFIX = "policy/"  # arrays under it are what acting needs; the rest is for resuming
-TAIL = 1 << 16  # bytes that are read at once from a file's end
 RULES = {"reward": "reward", "steps": "steps", "iterations": "iterations", "time": "seconds"}  # stop reason -> field
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """One complete checkpoint on disk."""
-
-    path: Path
-    manifest: dict[str, Any]
-
-    @property
-    def iteration(self) -> int:
-        return int(self.manifest["iteration"])
-
-    @property
-    def score(self) -> float | None:
-        return self.manifest["score"]
-
-    @property
-    def files(self) -> Path:
-        """Folder of what a learner keeps in files of its own; not there for most."""
-        return self.path / "files"
-
-    def met(self, stop: Stop) -> str:
-        """The stop rule that the run had met here, or nothing."""
-        kept = self.manifest["trainer"]
-        return stop_reason(stop, kept["returns"], self.manifest["steps"], self.iteration, kept["seconds"])
-
-    def check_spaces(self, observation: Description, action: Description, name: str) -> None:
-        """Refuse to act in, or go on with, an environment of this name that has other spaces."""
-        for which, has in (("observation", observation), ("action", action)):
-            if has != self.manifest["policy"][which]:
-                raise FeverError(f"the checkpoint {self.path} was made for another {which} space than {name} has")
-
-    def require(self, trust: bool) -> None:
-        """Refuse to go on from pickles, unless the user trusts them or the job that wrote them goes on by itself."""
-        pickled = self.files.exists() or "rllib" in self.manifest["policy"]  # whatever the manifest says of its files
-        if pickled and not trust and JOB not in os.environ:
-            raise FeverError(
-                f"{self.files} holds RLlib's pickles, which can run any program when they are read; "
-                "if you know who wrote them, add --trust"
-            )
-
-    def verify(self) -> None:
-        """Refuse a file whose hash is not the manifest's, and one that the manifest does not know."""
-        for path in self.files.rglob("*"):
-            if path.is_file() and str(path.relative_to(self.path)) not in self.manifest["sha256"]:
-                raise FeverError(f"the checkpoint is damaged: {path} does not belong to it")
-        for name, digest in self.manifest["sha256"].items():
-            file = self.path / name
-            if not file.is_file():
-                raise FeverError(f"the checkpoint is damaged: {file} is missing")
-            if sha256(file) != digest:
-                raise FeverError(
-                    f"the checkpoint is damaged: {file} is not what was written; --checkpoint chooses another one"
-                )
-
-    def arrays(self, prefix: str = "") -> dict[str, np.ndarray]:
-        """The arrays whose names begin with `prefix` (cut off), if no file is damaged."""
-        from safetensors import SafetensorError, safe_open
-
-        self.verify()
-        try:
-            with safe_open(self.path / "arrays.safetensors", framework="numpy") as file:
-                names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118 - not a dictionary
-                return {name.removeprefix(prefix): file.get_tensor(name) for name in names}
-        except SafetensorError as error:
-            raise FeverError(f"the checkpoint is damaged: {self.path / 'arrays.safetensors'}: {error}") from error
-
-    def policy(self) -> Any:
-        """The policy that this checkpoint holds: a `Policy`, or for RLlib's algorithms an `RllibPolicy`, which acts the
-        same way."""
-        if "rllib" in self.manifest["policy"]:
-            from fever.rllib.play import RllibPolicy
-
-            return RllibPolicy(self)
-        return Policy.from_description(self.manifest["policy"], self.arrays(WEIGHTS_PREFIX))
 
 
 class Run:
@@ -267,15 +194,15 @@ class Run:
 
     def metrics(self) -> list[dict[str, Any]]:
         """All rows in order. Rows that a resumed run made again replace those it had made before it was killed."""
-        return _newest(_read_lines(self.path / "metrics.jsonl"), "iteration")
+        return newest(read_lines(self.path / "metrics.jsonl"), "iteration")
 
     def last_row(self) -> dict[str, Any]:
         """The last row of metrics, from the file's end alone; empty if there is none."""
-        return _last_line(self.path / "metrics.jsonl")
+        return last_line(self.path / "metrics.jsonl")
 
     def episodes(self) -> list[dict[str, Any]]:
         """All finished episodes in order, without those of a course that a resumed run has left."""
-        return _newest(_read_lines(self.path / "episodes.jsonl"), "episode")
+        return newest(read_lines(self.path / "episodes.jsonl"), "episode")
 
     def curves(self) -> dict[str, np.ndarray]:
         """Every metric as an array over iterations; NaN where a row lacks it."""
@@ -312,7 +239,7 @@ class Run:
             save_files(partial / "files")
         written = sorted(path for path in partial.rglob("*") if path.is_file())
         for path in written:
-            _flush_to_disk(path)
+            flush_to_disk(path)
         hashes = {str(path.relative_to(partial)): sha256(path) for path in written}
         manifest = {"format": FORMAT, **manifest, "sha256": hashes}
         write_atomically(partial / "manifest.json", json.dumps(manifest, indent=2) + "\n")
@@ -398,26 +325,6 @@ def _begun(path: Path) -> float:
     return 0.0
 
 
-def best_of(checkpoints: list[Checkpoint]) -> Checkpoint | None:
-    """The checkpoint with the highest score, the latest of equals; None if none has a score."""
-    scored = [one for one in checkpoints if one.score is not None]
-    return max(scored, key=lambda one: (one.score, one.iteration)) if scored else None
-
-
-def stop_reason(stop: Stop, returns: Sequence[float], steps: int, iteration: int, seconds: float) -> str:
-    """The name of the first stop rule that is met, or nothing."""
-    window = list(returns)[-stop.window :]
-    if stop.reward is not None and len(window) == stop.window and np.mean(window) >= stop.reward:
-        return "reward"
-    if stop.steps is not None and steps >= stop.steps:
-        return "steps"
-    if stop.iterations is not None and iteration >= stop.iterations:
-        return "iterations"
-    if stop.seconds is not None and seconds >= stop.seconds:
-        return "time"
-    return ""
-
-
 def to_yaml(config: RunConfig, without: Collection[str] = ()) -> str:
     """A configuration as text that `fever train -f` reads, without some of its fields."""
     import yaml
@@ -432,81 +339,10 @@ def to_yaml(config: RunConfig, without: Collection[str] = ()) -> str:
     return yaml.safe_dump(values, sort_keys=False)
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a whole file or nothing."""
-    write_whole(path, text, lasting=True)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise FeverError(f"{path} is missing or damaged") from error
-
-
-def sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush_to_disk(path: Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-
-
 def _set_aside(checkpoint: Path) -> Path:
     """Take a checkpoint away in one step, so that a kill while it is deleted leaves no part of it; returns where it
     is."""
     return checkpoint.rename(checkpoint.with_name(f".dropped-{checkpoint.name}"))
-
-
-def open_to_append(path: Path) -> TextIO:
-    """Open a file of lines to add more; one that a kill has cut short is ended, and does not spoil the next."""
-    file = open(path, "a+b")  # noqa: SIM115 - the caller closes it
-    if file.seek(0, os.SEEK_END):
-        file.seek(-1, os.SEEK_END)
-        if file.read(1) != b"\n":
-            file.write(b"\n")
-    return io.TextIOWrapper(file)
-
-
-def _last_line(path: Path) -> dict[str, Any]:
-    """The last whole row of a JSON-lines file, or nothing."""
-    if not path.is_file():
-        return {}
-    with open(path, "rb") as file:
-        start, tail = file.seek(0, os.SEEK_END), b""
-        while start:
-            length = min(start, TAIL)
-            start = file.seek(start - length)
-            tail = file.read(length) + tail
-            lines = tail.split(b"\n")
-            for line in reversed(lines[1:] if start else lines):  # the first one may begin before
-                with suppress(ValueError):
-                    return json.loads(line)
-    return {}
-
-
-def _newest(rows: Iterable[dict[str, Any]], number: str) -> list[dict[str, Any]]:
-    """Rows in the order of their numbers: one that was made again replaces the old one, and all that came after it."""
-    kept: list[dict[str, Any]] = []
-    for row in rows:
-        while kept and kept[-1][number] >= row[number]:
-            kept.pop()
-        kept.append(row)
-    return kept
-
-
-def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of a JSON-lines file; a last line cut short by a kill is left out."""
-    if not path.is_file():
-        return
-    with open(path) as file:
-        for line in file:
-            try:
-                yield json.loads(line)
-            except ValueError:
-                continue
 
 
 def _plain(value: Any) -> Any:

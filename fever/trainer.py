@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fever.checkpoint import WEIGHTS_PREFIX, stop_reason
 from fever.cluster import connect, is_elastic, try_everywhere
 from fever.config import RunConfig
 from fever.display import Display, QuietDisplay
 from fever.errors import FeverError
 from fever.process import Interrupts, facts, log_to_file
-from fever.run import WEIGHTS_PREFIX, Run, stop_reason, trust_word
+from fever.run import Run, trust_word
 from fever.sources import EnvSource
 
 if TYPE_CHECKING:

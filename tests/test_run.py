@@ -196,7 +196,7 @@ def test_rows_after_a_line_that_was_cut_are_read(tmp_path: Path, monkeypatch: An
     assert [row["iteration"] for row in run.metrics()] == [1, 2]
     assert [row["episode"] for row in run.episodes()] == [1, 2]
     for length in (1, 7, 1 << 16):
-        monkeypatch.setattr("fever.run.TAIL", length)
+        monkeypatch.setattr("fever.disk.TAIL", length)
         assert run.last_row() == {"iteration": 2, "steps": 10}
     run.close()
 

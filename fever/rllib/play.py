@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from fever.checkpoint import WEIGHTS_PREFIX, Checkpoint
 from fever.config import RunConfig
 from fever.errors import FeverError
 from fever.evaluate import frame_of
@@ -22,7 +23,7 @@ from fever.rllib.adapter import rllib_config
 from fever.rllib.environment import MakeEnv, look_at
 from fever.rllib.settings import validated
 from fever.rllib.structure import unpack
-from fever.run import WEIGHTS_PREFIX, Checkpoint, Run
+from fever.run import Run
 from fever.sources import EnvSource
 from fever.workers import search_path
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fever.run import read_json
+from fever.disk import read_json
 
 LEFT_OUT = ("work", "replay", "lock")  # of a run directory: environments' own files, and what can be gathered again
 

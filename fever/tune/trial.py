@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from fever.config import RunConfig, is_rllib
+from fever.disk import read_json, write_atomically
 from fever.display import QuietDisplay
 from fever.errors import FeverError, TrainingError
 from fever.process import facts
-from fever.run import Run, read_json, write_atomically
+from fever.run import Run
 from fever.sources import EnvSource
 from fever.tune.score import BUDGET, Course, mean_score
 from fever.tune.space import Space
