@@ -13,6 +13,7 @@ from xdist.scheduler import LoadScopeScheduling
 TOGETHER = {  # files whose tests run in one process, one after the other -> its name; all other tests run anywhere
     "test_lab.py": "lab",  # machines on two cores, and what jobs leave in /tmp
     "test_node.py": "lab",
+    "test_agent.py": "lab",
     "test_slurm.py": "lab",
     "test_mpi.py": "lab",
     "test_ssh.py": "lab",

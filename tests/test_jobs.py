@@ -77,6 +77,43 @@ def test_settings_are_checked_before_anything_waits_in_a_queue(fever: Any, tmp_p
     assert not (tmp_path / "runs").exists()
 
 
+def test_two_new_runs_do_not_get_one_folder(fever: Any, tmp_path: Path) -> None:
+    """The first one's job is still in the queue, and has made nothing but its folder."""
+    for name, text in (("sbatch", "echo 17"), ("squeue", "echo PENDING Resources")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    words = ("train", "CartPole-v1", "--on", "slurm", "--name", "one", "--detach")
+    variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "FEVER_HOME": str(tmp_path / "home")}
+    assert fever(*words, **variables).returncode == 0
+    before = everything(tmp_path / "runs" / "one")
+    again = fever(*words, "--algo", "dqn", **variables)
+    assert again.returncode == 2
+    assert "belongs to slurm-17, which has not ended" in again.stderr
+    assert everything(tmp_path / "runs" / "one") == before
+
+
+@pytest.mark.parametrize("on", ["slurm", "mpi"])
+def test_a_folder_that_cannot_be_made_is_one_sentence(fever: Any, tmp_path: Path, on: str) -> None:
+    (tmp_path / "sbatch").touch(mode=0o755)
+    (tmp_path / "file").touch()
+    variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PMI_RANK": "0", "PMI_SIZE": "1"}
+    done = fever("train", "CartPole-v1", "--on", on, "--name", "one", "--runs", "file", **variables)
+    assert done.returncode == 2
+    assert "Not a directory" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_launch_that_is_refused_changes_nothing_of_the_run_before(fever: Any, tmp_path: Path) -> None:
+    before = make_old_run(tmp_path / "runs" / "old")
+    done = fever("train", "CartPole-v1", "--on", "mpi", "--name", "old", PMI_RANK="0", PMI_SIZE="1")
+    assert done.returncode == 2
+    assert "exists already; choose another --name" in done.stderr
+    after = everything(tmp_path / "runs" / "old")
+    assert {name: after[name] for name in before if name != "job/log.txt"} == {
+        name: content for name, content in before.items() if name != "job/log.txt"
+    }
+
+
 def test_a_scheduler_that_does_not_answer_has_not_ended_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,10 +277,11 @@ def test_results_of_one_job_do_not_depend_on_anothers(tmp_path: Path, monkeypatc
     assert [job.code for job in made] == [0, 1, 0]
 
 
-def test_a_scheduler_is_asked_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("code", [None, 75], ids=["the first time", "again after its limit"])
+def test_a_scheduler_is_asked_now_and_then(monkeypatch: pytest.MonkeyPatch, code: int | None) -> None:
     now, asked = [0.0], []
     monkeypatch.setattr(follow.time, "monotonic", lambda: now[0])
-    job: Any = SimpleNamespace(code=None, state=lambda: asked.append(now[0]) or (jobs.QUEUED, ""))
+    job: Any = SimpleNamespace(code=code, state=lambda: asked.append(now[0]) or (jobs.QUEUED, ""))
     news = follow.News(job)
     for half_seconds in range(240):
         now[0] = half_seconds / 2
@@ -262,7 +300,7 @@ def test_a_dead_ray_is_not_waited_for_for_ever(
     news.look_once()
     news.look_once()
     assert capsys.readouterr().err == "fever: Ray does not answer there; trying again\n"
-    now[0] = follow.LOST_SECONDS + 1
+    now[0] = follow.BROKEN_SECONDS + 1
     with pytest.raises(FeverError, match=rf"died with its Ray; .* go on with: fever resume {tmp_path}"):
         news.look_once()
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -126,6 +127,22 @@ def test_mistakes_end_every_rank_with_one_sentence(ranks: Ranks) -> None:
     ranks.assert_nothing_left("typo")
 
 
+def test_a_machine_whose_ray_does_not_start_is_named(ranks: Ranks) -> None:
+    broken = ranks.folder / "broken"
+    broken.mkdir()
+    (broken / "sitecustomize.py").write_text(
+        "import socket, sys\n"
+        "if socket.gethostname() == 'node2' and 'start' in sys.orig_argv: sys.exit('no licence for Ray')\n"
+    )
+    with mock.patch.object(Ranks, "own", {**ranks.own, "PYTHONPATH": f"{broken}:{ROOT}"}):
+        process = ranks.mpirun("OpenMPI", "train", "CartPole-v1", "--name", "unlicensed")
+    output = process.communicate(timeout=300)[0]
+    assert process.returncode == 2, output
+    assert "fever: node2 did not join Ray; node2 said last: " in output
+    assert "no licence for Ray" in output
+    ranks.assert_nothing_left("unlicensed")
+
+
 def test_doctor_sees_what_is_between_the_hosts(ranks: Ranks) -> None:
     begin = ranks.lab.mpirun_openmpi(3, ranks.lab.machines)
     done = ranks.lab.login.run([*begin, *FEVER, "doctor", "--on", "mpi"], cwd=ranks.folder)
@@ -191,6 +208,7 @@ def test_without_the_heads_machine_the_others_leave(ranks: Ranks) -> None:
     process.communicate(timeout=300)
     wait_for(lambda: not ranks.processes(), "end of all processes")
     assert len(list(Path("/tmp").glob("fever-ray-*"))) == 1  # the dead machine's
+    assert not (ranks.run("headless") / "job" / "token").exists()
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,11 @@ import pytest
 
 from fever.config import RunConfig
 from fever.errors import FeverError
-from fever.launch import host, jobs
+from fever.launch import host, jobs, member, node
 from fever.launch.meeting import Meeting
-from fever.launch.targets import Mpi
+from fever.launch.member import Member
+from fever.launch.ranks import Rank
+from fever.launch.targets import Learner, Mpi, Pbs, Slurm
 from tests.conftest import ROOT
 from tests.helpers import wait_for
 
@@ -78,12 +80,12 @@ def scratch() -> Iterator[Path]:
 
 
 def test_a_rank_that_does_not_come_is_named(run: Path) -> None:
-    job = Job(run, 3, connect_seconds=8.0)
+    job = Job(run, 3, connect_seconds=20.0)
     job.start_waiting(2)
     job.start(0)
     ended = job.end()
     assert [code for code, _ in ended.values()] == [2, 2]
-    assert "rank 1 did not come within 8 s" in ended[0][1]
+    assert "rank 1 did not come within 20 s" in ended[0][1]
     assert "a file system that all machines share?" in ended[0][1]
     assert job.names() == {"job.json", "run.yaml", "exit.json", "nodes", "log.txt"}
 
@@ -167,14 +169,62 @@ def test_missing_hosts_that_a_scheduler_knows_are_named(run: Path, tmp_path: Pat
     nodes = tmp_path / "nodes"
     nodes.write_text("beta.cluster\nalpha\n")
     job = Job(run, 2, connect_seconds=1.0)
+    log = Meeting(run / "job").log_of("beta.cluster.org")
+    log.parent.mkdir(parents=True)
+    log.write_text("python: command not found\n")
     job.start(0, PBS_NODEFILE=str(nodes))
-    meeting = Meeting(run / "job")
-    meeting.log_of("beta").parent.mkdir(parents=True, exist_ok=True)
-    meeting.log_of("beta").write_text("python: command not found\n")
     ((code, output),) = job.end().values()
     assert code == 2
     assert "no word from alpha, beta" in output
     assert "beta said last: python: command not found" in output
+
+
+@pytest.fixture
+def rank_0(run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Member]]:
+    """Rank 0 of a job with these settings, which has not done anything yet."""
+    handlers = {number: signal.getsignal(number) for number in member.SIGNALS}
+    wakeup = signal.set_wakeup_fd(-1)
+    run.mkdir(parents=True)
+    yield lambda site, size=None: Member(Meeting(run), site, Rank("Slurm", 0, size, "one"))
+    signal.set_wakeup_fd(wakeup)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def test_a_rank_whose_file_is_just_replaced_is_not_left_out(
+    rank_0: Callable[..., Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader = rank_0(Mpi(), 2)
+    for number in (0, 1):
+        leader.meeting.write(f"ranks/{number}.json", {"host": "alpha"})
+    assert leader.arrivals() is not None
+    read = Meeting.read
+    monkeypatch.setattr(Meeting, "read", lambda self, name: None if name == "ranks/1.json" else read(self, name))
+    assert leader.arrivals() is None
+
+
+def test_a_job_waits_for_every_machine_though_the_launcher_does_not_say_how_many(
+    rank_0: Callable[..., Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(member, "SETTLE_SECONDS", 0.0)
+    leader = rank_0(Pbs(nodes=2))
+    leader.meeting.write("ranks/0.json", {"host": "alpha"})
+    assert leader.arrivals() is None
+    leader.meeting.write("ranks/1.json", {"host": "beta"})
+    assert leader.arrivals() == {0: {"host": "alpha"}, 1: {"host": "beta"}}
+
+
+def test_the_learners_machine_has_its_own_number_of_cores(rank_0: Callable[..., Member]) -> None:
+    leader = rank_0(Slurm(cpus_per_node=4, learner=Learner(cpus=16)))
+    facts = {"cpus": list(range(64)), "allotted": 16}
+    assert leader.cores([{**facts, "rank": 0}])["cores"] == 16
+    assert leader.cores([{**facts, "rank": 1}])["cores"] == 4
+
+
+def test_a_machine_that_does_not_see_the_job_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "SEE_SECONDS", 0.0)
+    with pytest.raises(FeverError, match=r"does not see .*; is it on a file system that all machines share"):
+        node._site(Meeting(tmp_path / "job"))
 
 
 # this host
@@ -247,6 +297,17 @@ def test_a_second_launch_leaves_a_running_job_alone(run: Path) -> None:
     assert code == 2
     assert "is being trained by another job" in output
     assert meeting.token.read_text() == "theirs"
+
+
+def test_rank_0_of_the_same_launch_is_no_other_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It replaces the sign of life that a killed launch has left, while this rank looks whether that still beats."""
+    meeting = Meeting(tmp_path)
+    meeting.write_text("alive", "killed 17")
+    monkeypatch.setattr(member.time, "sleep", lambda seconds: meeting.write_text("alive", "mine 1"))
+    member.refuse_occupied(meeting, Rank("PMI", 1, 2, "mine"))
+    meeting.write_text("alive", "killed 17")
+    with pytest.raises(FeverError, match="is being trained by another job"):
+        member.refuse_occupied(meeting, Rank("PMI", 1, 2, "other"))
 
 
 def test_an_old_sign_of_life_keeps_nobody_out(run: Path) -> None:

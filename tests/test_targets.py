@@ -23,6 +23,7 @@ SCRIPTS: dict[str, tuple[str, dict[str, Any]]] = {
     "slurm-bare": ("slurm", {}),
     "eagle": (str(SITES / "eagle.yaml"), {}),
     "gpu-learner": (str(SITES / "gpu-learner.yaml"), {}),
+    "gpu-alone": (str(SITES / "gpu-learner.yaml"), {"nodes": 1}),
     "pbs": ("pbs", {"nodes": 2}),
     "theta": (str(SITES / "theta.yaml"), {"requeue": True}),
 }
@@ -162,6 +163,16 @@ def test_options_of_a_target_need_one(fever: Any) -> None:
 def test_ranks_of_launchers(environ: dict[str, str], launcher: str, number: int, size: int, launch: str) -> None:
     rank = find_rank(environ)
     assert (rank.launcher, rank.number, rank.size, rank.launch) == (launcher, number, size, launch)
+
+
+@pytest.mark.parametrize("count", ["four", "0", "-1"])
+def test_a_number_of_ranks_that_is_none_is_refused(count: str) -> None:
+    with pytest.raises(FeverError, match="FEVER_RANKS takes a number from 1 on"):
+        find_rank({"PMI_RANK": "0", "FEVER_RANKS": count})
+
+
+def test_a_name_with_a_space_is_one_name() -> None:
+    assert "#SBATCH --job-name='run 1'\n" in render(Slurm(), "run 1", Path("/home"), Path("/runs/run 1/job"), "python")
 
 
 def test_a_long_name_of_a_launch_is_made_short() -> None:

@@ -153,11 +153,15 @@ def folder_of(config: RunConfig, name: str) -> Path:
 
 
 def refuse_existing(order: Order, run: Path) -> None:
-    if order.run is None and (run / "config.yaml").exists():
-        from fever.launch.jobs import resume_words
+    """Let no new run have the directory of another, also of one whose job has not begun yet."""
+    from fever.launch.jobs import refuse_busy, resume_words
 
+    if order.run is not None:
+        return
+    if (run / "config.yaml").exists():
         other = f"{resume_words(run)} --on {order.on}"
         raise FeverError(f"{run} exists already; choose another --name, or go on with: {other}")
+    refuse_busy(run)
 
 
 def check(config: RunConfig, environment: bool) -> None:

@@ -47,7 +47,7 @@ class Supervisor:
         self.meeting.write("started.json", {"began": self.began, "queued": self.began - self.job["submitted"]})
         signal.signal(signal.SIGUSR1, lambda number, frame: self._stop("limit"))
         for ending in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(ending, lambda number, frame: self._stop("cancelled"))
+            signal.signal(ending, lambda number, frame: self._stop("terminated"))
         ranks = [*self.launcher, sys.executable, "-m", "fever.launch.node", str(self.meeting.path)]
         process = subprocess.Popen(ranks, start_new_session=True)
         code = self._wait(process)
@@ -64,7 +64,7 @@ class Supervisor:
         """Until the launcher ends, or should have: ranks on machines that died hold it up."""
         deadline = limit = float("inf")
         if self.target.kind != "slurm" and self.target.seconds is not None:  # Slurm sends a signal
-            limit = time.monotonic() + self.target.seconds - lead_seconds(self.target)
+            limit = time.monotonic() - host.age() + self.target.seconds - lead_seconds(self.target)
         while process.poll() is None and time.monotonic() < deadline:
             if self.meeting.read("exit.json") is not None:
                 tidied = self.meeting.read_text("plan.json") is None  # by rank 0, as the last one

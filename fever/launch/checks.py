@@ -24,7 +24,7 @@ from fever.launch import host
 from fever.launch.clusters import ask_hosts
 from fever.launch.environment import describe_environment
 from fever.launch.meeting import Meeting
-from fever.launch.member import Lost, Member, scheduled_hosts
+from fever.launch.member import Lost, Member, Unwritable, absent_hosts, writing
 from fever.launch.ranks import Rank, find_rank
 from fever.launch.scripts import slurm_launcher
 from fever.launch.targets import Machines, Mpi, Site, Slurm, Ssh, load_target
@@ -110,6 +110,8 @@ def examine_ranks(target: Site, rank: Rank, runs: Path) -> list[Finding]:
         findings = examiner.run()
     except (FeverError, Lost) as error:
         findings = [Finding("problem", "meeting", f"{examiner.host}: {error}")]
+        if isinstance(error, Unwritable):
+            return findings
         if examiner.leads:
             examiner.dismiss(1, str(error))
     examiner.leave()
@@ -132,8 +134,9 @@ class Examiner(Member):
                 self.meeting.write(f"views/{self.rank.number}.json", {"plan": plan["id"], **self.look(plan)})
                 self.until(lambda: self.own("exit.json"), lambda: "rank 0 did not say what it found")
                 return []
-            self.meeting.clear()
-            self.announce()
+            with writing(self.host, self.meeting.path):
+                self.meeting.clear()
+                self.announce()
             ranks = self.until(self.arrivals, self.missing)
             self.publish(ranks, {"addresses": {facts["host"]: facts["address"] for facts in ranks.values()}})
             views = [self.look(self.plan), *(self._view(number) for number in ranks if number)]
@@ -195,7 +198,7 @@ def report(
     `ranks`: what each is like; `views`: what each sees of the others; `offsets`: clocks against the file server's.
     """
     first = {facts["host"]: facts for _, facts in sorted(ranks.items(), reverse=True)}
-    absent = sorted(set(scheduled_hosts()) - set(first))
+    absent = absent_hosts(first)
     late = {ranks[number]["host"]: offset - offsets[0] for number, offset in offsets.items()}
     few = {
         name: [f"{host}: {most}" for host, facts in first.items() if 0 <= (most := facts["limits"][name]) < least]

@@ -22,7 +22,7 @@ from fever.launch.ssh import Unreachable
 from fever.launch.targets import Machines, restore_target
 
 BRISK_SECONDS = 20.0  # after its beginning, in which a scheduler is asked every second
-LOST_SECONDS = 300.0  # for a broken connection, or a dead Ray, to come back
+BROKEN_SECONDS = 300.0  # for a broken connection, or a dead Ray, to come back
 RAYS_OWN = re.compile(r"Running entrypoint for job |\d{4}-\d\d-\d\d .*\sINFO job_manager\.py")  # lines in a job's log
 
 
@@ -32,15 +32,17 @@ class News:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.state, self.word = QUEUED, ""
+        self.code: int | None = None  # of an attempt that has ended; its job may be in the queue again
         self.began, self.asked = time.monotonic(), -ASK_SECONDS
 
     def look(self) -> tuple[str, str]:
         """QUEUED, RUNNING or ENDED, and a word about it."""
-        over, now = self.job.code is not None, time.monotonic()
+        code, now = self.job.code, time.monotonic()
         pause = 1.0 if self.state == QUEUED and now - self.began < BRISK_SECONDS else ASK_SECONDS
-        if over or now - self.asked >= pause:
+        ending = code is not None and self.state == RUNNING
+        if ending or code != self.code or now - self.asked >= pause:
             self.state, self.word = self.job.state()
-            self.asked = time.monotonic()
+            self.code, self.asked = code, time.monotonic()
         return self.state, self.word
 
     def close(self) -> None: ...
@@ -60,7 +62,7 @@ class RemoteNews(News):
         return self.state, self.word
 
     def _refresh(self) -> None:
-        deadline, told = time.monotonic() + LOST_SECONDS, False
+        deadline, told = time.monotonic() + BROKEN_SECONDS, False
         while True:
             try:
                 self.look_once()
@@ -89,7 +91,7 @@ class RemoteNews(News):
         elif self.silent is None:
             self.silent = time.monotonic()
             print("fever: Ray does not answer there; trying again", file=sys.stderr)
-        elif time.monotonic() - self.silent > LOST_SECONDS:
+        elif time.monotonic() - self.silent > BROKEN_SECONDS:
             what = f"{self.job.name} seems to have died with its Ray; what it saved is in {self.job.run}"
             raise FeverError(f"{what}, go on with: {resume_words(self.job.run)}")
 

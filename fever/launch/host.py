@@ -60,6 +60,12 @@ def _version(package: str) -> str:
         return "none"
 
 
+def age() -> float:
+    """Seconds since this process began, perhaps as the shell that it has replaced."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return float(Path("/proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
+
+
 # addresses
 
 

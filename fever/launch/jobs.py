@@ -90,14 +90,15 @@ def forget(job: Job) -> None:
     (records("jobs") / f"{job.name}.json").unlink(missing_ok=True)
 
 
-def list_jobs() -> list[Job]:
-    """All jobs whose run directory is still there, the oldest first; of a run only its latest, which is what counts."""
+def list_jobs(gone: bool = False) -> list[Job]:
+    """All jobs whose run directory is still there, or only those of which it is `gone`, the oldest first; of a run only
+    its latest, which is what counts."""
     latest: dict[Path, Job] = {}
     for _, path in sorted((path.stat().st_mtime_ns, path) for path in records("jobs").glob("*.json")):
         with suppress(OSError, ValueError, KeyError):  # a name that was only claimed, a file that was damaged
             job = Job(path.stem, Path(json.loads(path.read_text())["run"]))
             latest.pop(job.run, None)
-            if (job.run / "job").is_dir():
+            if (job.run / "job").is_dir() is not gone:
                 latest[job.run] = job
     return list(latest.values())
 
@@ -154,6 +155,8 @@ def _slurm_state(job: Job) -> tuple[str, str]:
 
 
 def _pbs_state(job: Job) -> tuple[str, str]:
+    if not job.facts["id"]:
+        return ENDED, "was not submitted"
     answer = _ask("Unknown Job|has finished", "qstat", "-f", job.facts["id"])
     if answer is None:
         return RUNNING, "qstat does not answer"
@@ -208,7 +211,10 @@ def prepare(config: RunConfig, target: Site, run: Path, flags: list[str], number
     from fever.run import to_yaml
 
     meeting = Meeting(run / "job")
-    meeting.path.mkdir(parents=True, exist_ok=True)
+    try:
+        meeting.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FeverError(f"{run} cannot be made: {error.strerror}") from error
     where = {"runs": runs or str(run.parent), "name": run.name}
     text = to_yaml(config.model_copy(update=where))
     meeting.write_text("run.yaml", text)

@@ -26,6 +26,7 @@ import json
 import os
 import secrets
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -104,11 +105,11 @@ class Meeting:
         return self.path / "nodes" / f"{host}.log"
 
     def last_words(self, host: str, lines: int = 5) -> str:
-        """The end of a host's log, as part of a sentence; empty if it has none."""
-        try:
-            return " | ".join(self.log_of(host).read_text(errors="replace").strip().splitlines()[-lines:])
-        except OSError:
-            return ""
+        """The end of a host's log, as part of a sentence; empty if it has none. It may be named by a longer name."""
+        for path in sorted((self.path / "nodes").glob(f"{host}.*log")):
+            with suppress(OSError):
+                return " | ".join(path.read_text(errors="replace").strip().splitlines()[-lines:])
+        return ""
 
     def write_token(self) -> None:
         """Make the job's token for Ray; only this user can read it."""
@@ -129,5 +130,5 @@ class Meeting:
 
 def _only_missing(error: OSError) -> None:
     """A file that is not there, or was replaced by another machine while it was read: callers ask again."""
-    if error.errno not in (errno.ENOENT, errno.ESTALE, errno.EIO):
+    if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.EIO):
         raise error

@@ -15,8 +15,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from fever.errors import FeverError
 from fever.launch import host
 from fever.launch.meeting import CONTINUED, Meeting
 from fever.launch.ranks import BINDING, Rank
-from fever.launch.targets import Site
+from fever.launch.targets import Batch, Site, Slurm
 
 POLL_SECONDS = 0.1
 AGAIN_SECONDS = 1.0  # between two announcements of a rank that has had no answer
@@ -34,6 +34,10 @@ DISMISS_SECONDS = 10.0  # from the beginning, for ranks to come and hear that it
 LEAVE_SECONDS = 8.0  # for the last rank to clean up, before the others leave without it
 SETTLE_SECONDS = 5.0  # without a new rank, after which all have come, where the launcher does not say how many
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+
+
+class Unwritable(FeverError):
+    """The meeting place cannot be written to: nobody can be told anything there."""
 
 
 class Lost(Exception):
@@ -132,7 +136,8 @@ class Member:
 
     def announce(self) -> None:
         self.announced = time.monotonic()
-        with suppress(FileNotFoundError):  # rank 0 clears the place right now; `_own_plan` announces again
+        with suppress(FileNotFoundError), writing(self.host, self.meeting.path):
+            # not found: rank 0 clears the place right now; `_own_plan` announces again
             self.meeting.write(f"ranks/{self.rank.number}.json", self.describe())
 
     def gather(self, **more: Any) -> dict[int, dict[str, Any]]:
@@ -190,20 +195,21 @@ class Member:
         return {number: facts for number, facts in sorted(ranks.items()) if facts is not None}
 
     def arrivals(self) -> dict[int, dict[str, Any]] | None:
-        """Who all ranks are, once they have come."""
-        count = len(self.meeting.names("ranks"))
-        if self.rank.size is None:
-            if count != self.seen:
-                self.seen, self.seen_at = count, time.monotonic()
-            return self._here() if time.monotonic() - self.seen_at >= SETTLE_SECONDS else None
-        return self._here() if count >= self.rank.size else None
+        """Who all ranks are, once they have come; where nobody says how many there are, at least one per machine."""
+        least = self.rank.size or (self.site.nodes if isinstance(self.site, Batch) else 1)
+        if len(self.meeting.names("ranks")) < least or len(here := self._here()) < least:
+            return None  # one that is just announcing itself again cannot be read
+        if len(here) != self.seen:
+            self.seen, self.seen_at = len(here), time.monotonic()
+        settled = self.rank.size or time.monotonic() - self.seen_at >= SETTLE_SECONDS
+        return here if settled else None
 
     def missing(self) -> str:
         """Which ranks and hosts have not come, as far as the scheduler says who they are."""
         here = self._here()
         missing = [str(number) for number in range(self.rank.size or 0) if number not in here]
         came = sorted({facts["host"] for facts in here.values()})
-        hosts = sorted(set(scheduled_hosts()) - set(came))
+        hosts = absent_hosts(came)
         where = f" (no word from {', '.join(hosts)})" if hosts else ""
         words = "".join(f"; {name} said last: {said}" for name in hosts if (said := self.meeting.last_words(name)))
         who = f"rank{'s' if len(missing) > 1 else ''} {', '.join(missing)}" if missing else "some ranks"
@@ -229,6 +235,8 @@ class Member:
         if self.rank.launcher in BINDING:
             cpus = ranks[0]["allowed_cpus"]
         allotted, wanted = ranks[0]["allotted"], self.site.cpus_per_node
+        if isinstance(self.site, Slurm) and self.site.learner is not None and ranks[0]["rank"] == 0:
+            wanted = self.site.learner.cpus or wanted
         most = min(allotted or len(cpus), len(cpus))
         return {"cpus": cpus, "cores": most if wanted is None else min(wanted, allotted or wanted)}
 
@@ -249,15 +257,13 @@ def sign_of(rank: Rank) -> str:
     return rank.launch or "unnamed"
 
 
-def refuse_busy(meeting: Meeting, rank: Rank) -> None:
+def refuse_occupied(meeting: Meeting, rank: Rank) -> None:
     """Leave a place alone where another launch is meeting right now: its rank 0 gives signs of life."""
     first = meeting.read_text("alive")
-    if first is None or first.split()[0] == sign_of(rank):
-        return
     deadline = time.monotonic() + 2 * BEAT_SECONDS
     while time.monotonic() < deadline:
         newest = meeting.read_text("alive")
-        if newest is None:
+        if newest is None or newest.split()[0] == sign_of(rank):  # rank 0 of this launch may be there already
             return
         if newest != first:
             raise FeverError(f"{meeting.path.parent} is being trained by another job; choose another --name")
@@ -276,13 +282,30 @@ def check_versions(ranks: dict[int, dict[str, Any]]) -> None:
                 )
 
 
+@contextmanager
+def writing(host: str, place: Path) -> Iterator[None]:
+    """A disk that is full, or a folder that may not be written to, becomes a sentence."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise Unwritable(f"{host} cannot write into {place}: {error.strerror}") from error
+
+
+def absent_hosts(came: Iterable[str]) -> list[str]:
+    """The machines of this job from which nobody came; schedulers and hosts may have longer names for the same."""
+    return sorted(set(scheduled_hosts()) - {name.split(".")[0] for name in came})
+
+
 def scheduled_hosts() -> list[str]:
-    """The machines of this job, as far as the scheduler says who they are."""
+    """The machines of this job by their short names, as far as the scheduler says who they are."""
     groups = [name for name in os.environ if name.startswith("SLURM_JOB_NODELIST_HET_GROUP_")]
     if listed := ",".join(os.environ[name] for name in groups or ["SLURM_JOB_NODELIST"] if os.environ.get(name)):
         with suppress(OSError, subprocess.SubprocessError):
             command = ["scontrol", "show", "hostnames", listed]
-            return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.split()
+            listed = subprocess.run(command, capture_output=True, text=True, timeout=10).stdout
+            return [name.split(".")[0] for name in listed.split()]
     if path := os.environ.get("PBS_NODEFILE"):
         with suppress(OSError):
             return [line.split(".")[0] for line in Path(path).read_text().split()]

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -30,11 +31,23 @@ from fever.cluster import RAY_SETTINGS
 from fever.errors import FeverError
 from fever.launch import host
 from fever.launch.meeting import CONTINUED, JOB, Meeting
-from fever.launch.member import BEAT_SECONDS, LEAVE_SECONDS, LOST_SECONDS, SIGNALS, Lost, Member, refuse_busy
+from fever.launch.member import (
+    BEAT_SECONDS,
+    LEAVE_SECONDS,
+    LOST_SECONDS,
+    POLL_SECONDS,
+    SIGNALS,
+    Lost,
+    Member,
+    Unwritable,
+    refuse_occupied,
+    writing,
+)
 from fever.launch.ranks import Rank, find_rank, without_launcher
 from fever.launch.scripts import lead_seconds
 from fever.launch.targets import Allocation, Batch, restore_target
 
+SEE_SECONDS = 10.0  # until a host must see what the submitting one has written
 SAVE_SECONDS = 60.0  # for a driver that was told to stop
 CANCEL_SECONDS = 20.0  # the same, if a scheduler cancels: most give half a minute before they kill everything
 BEREFT_SECONDS = 10.0  # without a sign of life from rank 0, for a rank whose Ray has ended
@@ -54,7 +67,7 @@ def run_rank(meeting: Meeting, site: Allocation, rank: Rank, prepare: Callable[[
 
     Rank 0 calls `prepare` once it has the meeting place for itself; what that refuses, all ranks learn.
     """
-    refuse_busy(meeting, rank)
+    refuse_occupied(meeting, rank)
     lifeline, held = os.pipe()
     keeper = os.fork()
     if keeper == 0:
@@ -94,38 +107,61 @@ class Keeper(Member):
         self.connected = False  # this host's Ray has joined,
         self.bereft = False  # and has ended, perhaps with the head
         self.ended = 0.0  # when the driver did
+        self.ending: dict[str, Any] | None = None  # of an earlier job here,
+        self.refused = False  # which `prepare` leaves alone
+        self.forsaken = False  # rank 0 is lost
 
     def run(self) -> int:
         """From arriving to leaving; returns the exit code, which is the driver's."""
         host.adopt_orphans()
-        code = 1
+        code, reason, told = 1, "", True
         try:
             code = self._lead() if self.leads else self._follow()
         except (FeverError, Lost) as error:
-            code = error.code if isinstance(error, Lost) else 2
-            self._give_up(code, str(error))
+            told = not isinstance(error, Unwritable)
+            code, reason = error.code if isinstance(error, Lost) else 2, str(error)
         except Exception:  # noqa: BLE001 - whatever it is, the others must not wait for this rank
-            self._give_up(code, traceback.format_exc())
+            reason = traceback.format_exc()
         self.patient = False
-        for step in (self._clean_up, self.leave, *((self._account, self.meeting.tidy) if self.leads else ())):
+        if reason:
+            self.log(reason, loud=True)
+        steps = [self._clean_up]
+        if told:
+            steps = [lambda: self.dismiss(code, reason)] if reason and self.leads else []
+            steps += [self._clean_up, self.leave]
+            steps += [self._account, self.meeting.tidy, self._put_back] if self.leads else [self._tidy_for_rank_0]
+        for step in steps:
             try:
                 step()
             except Exception:  # noqa: BLE001 - the next step matters no less
                 self.log(traceback.format_exc(), loud=True)
         return code
 
-    def _give_up(self, code: int, reason: str) -> None:
-        self.log(reason, loud=True)
-        if self.leads:
-            self.dismiss(code, reason)
+    def _put_back(self) -> None:
+        """How an earlier job in this folder ended, if this one was refused before it began."""
+        if not self.refused:
+            return
+        if self.ending is not None:
+            self.meeting.write("exit.json", self.ending)
+        else:
+            (self.meeting.path / "exit.json").unlink(missing_ok=True)
+
+    def _tidy_for_rank_0(self) -> None:
+        """Leave no token behind where rank 0 cannot see to it, for example because its machine died."""
+        if self.forsaken and (self.meeting.read("plan.json") or {}).get("id") == self.plan["id"]:
+            self.meeting.tidy()
 
     # rank 0
 
     def _lead(self) -> int:
-        self.meeting.clear("stop" if isinstance(self.site, Batch) else "")  # of a job that is told to stop already
-        self.meeting.write_token()
-        self.announce()
-        self.prepare()
+        self.ending = self.meeting.read("exit.json")
+        self.refused = True
+        with writing(self.host, self.meeting.path):
+            self.meeting.clear("stop" if isinstance(self.site, Batch) else "")  # of a job that is told to stop already
+            self.meeting.write_token()
+            self.announce()
+            self.prepare()
+        self.refused = False
         self.log(f"meeting in {self.meeting.path}" + (f", {self.rank.size} ranks" if self.rank.size else ""))
         own = host.own_address(self.site.interface)
         self.gather(ship=self.ship, connect_seconds=self.site.connect_seconds)
@@ -189,7 +225,7 @@ class Keeper(Member):
         """How long a driver may take that was told to stop; before its job's limit, most of the lead that it has."""
         if not limit:
             return CANCEL_SECONDS if self.signalled else SAVE_SECONDS
-        return max(SAVE_SECONDS, self.lead - 2 * LEAVE_SECONDS)
+        return max(self.lead / 2, self.lead - 2 * LEAVE_SECONDS)
 
     def _account(self) -> None:
         """Where the job's time went, for people and for the run directory."""
@@ -198,7 +234,7 @@ class Keeper(Member):
         names = sorted(self.meeting.names("connected"))
         connect = {Path(name).stem: (self.meeting.read(f"connected/{name}") or {})["seconds"] for name in names}
         spent: dict[str, float] = {"connect": max(connect.values(), default=0.0)}
-        if (started := self.meeting.read("started.json")) is not None:
+        if isinstance(self.site, Batch) and (started := self.meeting.read("started.json")) is not None:
             spent = {"queue": round(started["queued"], 2), "start": round(self.born - started["began"], 2), **spent}
         with suppress(OSError, ValueError, KeyError):
             spent |= json.loads((self.meeting.path.parent / "summary.json").read_text())["breakdown"]
@@ -242,6 +278,7 @@ class Keeper(Member):
                 if (newest := self.meeting.read_text("alive")) != beat:
                     beat, heard = newest, now
             if now - heard > (BEREFT_SECONDS if self.bereft else LOST_SECONDS):
+                self.forsaken = True
                 raise Lost("no sign of life from rank 0")
             if self.ray is not None:
                 self._watch_ray(self.ray)
@@ -251,12 +288,18 @@ class Keeper(Member):
         return int(ending["code"])
 
     def _watch_ray(self, ray: subprocess.Popen[bytes]) -> None:
-        """Note when this host's Ray has joined, and when it is gone."""
-        if not self.connected and self._ray_address():
-            self._note_connection("Ray has joined")
+        """Note when this host's Ray has joined, and when it is gone. One that never came is said to the driver, which
+        ends the job; this rank does not leave alone, because some launchers would kill the others at once."""
+        assert self.scratch is not None
         if ray.poll() is not None and not self.signalled:
-            self.log(f"this host's Ray ended with {ray.returncode}; the others go on", loud=True)
+            if self.connected:
+                self.log(f"this host's Ray ended with {ray.returncode}; the others go on", loud=True)
+            else:
+                self.log(f"Ray did not start: {self._last_words()}", loud=True)
+                self.meeting.write_text(f"left/{self.rank.number}", "")
             self.ray, self.bereft = None, True
+        elif not self.connected and host.cluster_of(self.scratch.ray):
+            self._note_connection("Ray has joined")
 
     # Ray, on every host
 
@@ -310,14 +353,24 @@ class Keeper(Member):
 def main() -> None:
     """`python -m fever.launch.node JOB`: what the ranks of a submitted job run."""
     meeting = Meeting(Path(sys.argv[1]))
-    job = json.loads((meeting.path / "job.json").read_text())
-    site = restore_target(job["target"])
-    assert isinstance(site, Allocation)
     try:
-        sys.exit(run_rank(meeting, site, find_rank()))
+        sys.exit(run_rank(meeting, _site(meeting), find_rank()))
     except FeverError as error:
         print(f"fever: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def _site(meeting: Meeting) -> Allocation:
+    """The settings of a job, as soon as this host sees them."""
+    deadline = time.monotonic() + SEE_SECONDS
+    while (job := meeting.read("job.json")) is None:
+        if time.monotonic() > deadline:
+            here = socket.gethostname()
+            raise FeverError(f"{here} does not see {meeting.path}; is it on a file system that all machines share?")
+        time.sleep(POLL_SECONDS)
+    site = restore_target(job["target"])
+    assert isinstance(site, Allocation)
+    return site
 
 
 if __name__ == "__main__":

@@ -52,6 +52,8 @@ def find_rank(environ: Mapping[str, str] = os.environ) -> Rank:
                 launch = _hydra() or step or ""
                 if launch == step:  # srun's own PMI: nobody but Slurm has bound the ranks
                     launcher = "Slurm"
+            if count and not (count.isdecimal() and int(count)):
+                raise FeverError(f"the number of ranks is {count!r}; FEVER_RANKS takes a number from 1 on")
             return Rank(launcher, int(environ[number]), int(count) if count else None, _short(launch))
     raise FeverError(
         "--on mpi is for processes that a launcher has started: mpirun -np 4 fever train ... --on mpi "

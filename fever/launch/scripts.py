@@ -65,7 +65,7 @@ def slurm_directives(target: Slurm, name: str, job: Path) -> list[str]:
         *target.options,
     ]
     whole = [
-        f"--job-name={name}",
+        f"--job-name={quote(name)}",
         f"--output={quote(str(job / 'log.txt').replace('%', '%%'))}",
         "--open-mode=append",
         f"--signal=B:USR1@{round(lead_seconds(target))}",
@@ -94,7 +94,8 @@ def slurm_directives(target: Slurm, name: str, job: Path) -> list[str]:
 def slurm_launcher(target: Slurm) -> str:
     """One rank per machine; none is bound to a core, and one that dies does not take the others with it."""
     groups = ["--het-group=0,1"] if target.learner is not None and target.nodes > 1 else []
-    cpus = [f"--cpus-per-task={target.cpus_per_node}"] if target.cpus_per_node and not groups else []
+    count = (target.learner.cpus if target.learner else None) or target.cpus_per_node  # of one machine, the learner's
+    cpus = [f"--cpus-per-task={count}"] if count and not groups else []
     options = [
         "--ntasks-per-node=1",
         *cpus,
