@@ -259,11 +259,11 @@ def waiting(measure: Measurer) -> list[Row]:
         row = Row("waiting", f"steps/s, {algo}, {count} workers", 58 / 64, reference_name=f"{count} x one")
         rows.append(row)
         command = ["train", "benchmarks.environments:Waiting", "--algo", algo, "--envs", "1", "hidden=[16]", *settings]
+        alone = ["fragments=1" if word.startswith("fragments") else word for word in command]
         for seed in measure.rounds(1):
             options = ["--seed", str(seed), "--stop-time", "30s" if measure.quick else "45s"]
             many, _ = measure.fever(*command, *options, "--workers", str(count))
-            command = ["fragments=1" if word.startswith("fragments") else word for word in command]
-            one, _ = measure.fever(*command, *options, "--workers", "1")
+            one, _ = measure.fever(*alone, *options, "--workers", "1")
             row.add(rate_after(metrics_of(many), 8.0)[0], count * rate_after(metrics_of(one), 8.0)[0])
     return rows
 

@@ -90,12 +90,17 @@ class Cluster:
         except OSError:
             return False
 
-    def require_gpus(self, count: float) -> None:
-        """Refuse to wait for ever for GPUs that no machine has."""
+    def require_gpus(self, count: float, share: float = 1.0) -> None:
+        """Refuse to wait for ever for GPUs that no machine has: so many together, a share of one for every worker."""
         there = self.ray.cluster_resources().get("GPU", 0.0)
         if count > there:
             raise FeverError(
                 f"the workers want {count:g} GPUs together, but there are {there:g}; lower gpus_per_worker"
+            )
+        if share < 1 and round(count / share) > there * math.floor(1 / share + 1e-9):  # a share is of one GPU
+            raise FeverError(
+                f"{round(count / share)} workers with {share:g} of a GPU each do not fit on {there:g} GPUs; "
+                "lower gpus_per_worker"
             )
 
     def leave(self) -> None:

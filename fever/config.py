@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fever.errors import FeverError
 
@@ -30,6 +30,9 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+Duration = Annotated[  # seconds, as a number or as 10m
+    float, BeforeValidator(lambda value: parse_duration(value) if isinstance(value, str) else value), Field(gt=0)
+]
 UNION_MEMBER = re.compile(  # what pydantic adds to the place of an error in a union
     r"(bool|int|float|str|literal|list|tuple|dict|constrained-\w+|function-\w+)(\[.*\])?"
 )
@@ -44,7 +47,7 @@ class Stop(Settings):
 
     reward: float | None = setting(None, "mean return over the last `window` episodes")
     steps: int | None = setting(None, "environment steps, all workers together", gt=0)
-    seconds: float | None = setting(None, "wall time in seconds; 90, 90s, 10m and 2h are understood", gt=0)
+    seconds: Duration | None = setting(None, "wall time in seconds; 90, 90s, 10m and 2h are understood")
     iterations: int | None = setting(None, "training iterations", gt=0)
     window: int = setting(20, "episodes that `reward` is the mean of", gt=0)
 
@@ -61,11 +64,6 @@ class Stop(Settings):
         if any(rule is not None for rule in (self.reward, self.steps, self.seconds, self.iterations)):
             return self
         return self.model_copy(update={"reward": reward_threshold, "steps": DEFAULT_STEPS})
-
-    @field_validator("seconds", mode="before")
-    @classmethod
-    def _duration(cls, value: Any) -> Any:
-        return parse_duration(value) if isinstance(value, str) else value
 
 
 class NetworkSettings(Settings):
@@ -224,7 +222,7 @@ def parse_assignments(pairs: list[str]) -> dict[str, Any]:
             raise FeverError(f"{pair!r} is not a setting; settings are written as name=value")
         try:
             values[name.strip()] = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError) as error:  # ValueError: 2020-13-45, which looks like a date
             raise FeverError(f"the value of {name} cannot be read: {text!r}") from error
     return values
 
@@ -237,7 +235,7 @@ def load_yaml(path: Path) -> dict[str, Any]:
         values = yaml.safe_load(path.read_text())
     except OSError as error:
         raise FeverError(f"{path} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8; 2020-13-45, which looks like a date
         first = str(error).splitlines()[0]
         place = getattr(error, "problem_mark", None)
         line = f" (line {place.line + 1})" if place else ""

@@ -36,6 +36,7 @@ class Step(NamedTuple):
 class Envs(Protocol):
     """N environments stepped together."""
 
+    name: str  # for messages
     count: int
     observation: Description  # known for good after the first reset, whose infos may bring masks of actions
     action: Description
@@ -79,7 +80,10 @@ class LoopEnvs:
         return self._encode(list(observations))
 
     def _reset(self, index: int, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
-        result = self.envs[index].reset(seed=seed)
+        try:
+            result = self.envs[index].reset(seed=seed)
+        except gym.error.Error as error:
+            raise FeverError(f"{self.name}: {error}") from error
         if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
             raise self._broken("reset() must return an observation and an info dictionary", index)
         return result
@@ -101,7 +105,10 @@ class LoopEnvs:
         infos: dict[int, dict[str, Any]] = {}
         self.steps += 1
         for index, env in enumerate(self.envs):
-            result = env.step(actions[index])
+            try:
+                result = env.step(actions[index])
+            except gym.error.Error as error:
+                raise FeverError(f"{self.name}: {error}") from error
             try:
                 observation, reward, ended, cut, info = result
                 rewards[index] = reward

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fever.envs import Envs
+from fever.errors import FeverError
 from fever.launch.host import descendants
 from fever.launch.meeting import JOB
 from fever.policy import distribution_for
@@ -46,7 +47,11 @@ def time_steps(envs: Envs) -> tuple[float, float]:
     make an environment look neither slow nor waiting.
     """
     observations = envs.reset([0] * envs.count)
-    distribution, mask = distribution_for(envs.action), mask_width(envs.observation)
+    try:
+        distribution = distribution_for(envs.action)
+    except ValueError as error:
+        raise FeverError(f"{envs.name} cannot be trained on: {error}") from error
+    mask = mask_width(envs.observation)
     noise = distribution.noise(np.random.default_rng(0), (64, envs.count))
     parameters = np.zeros((envs.count, distribution.outputs), np.float32)
     slices = []

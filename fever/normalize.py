@@ -63,6 +63,7 @@ class Normalizer:
     def __init__(self, network: Network, observations: bool, rewards: bool) -> None:
         self.scales_observations, self.scales_rewards = observations and network.input_dtype != "uint8", rewards
         self.observations, self.returns = Moments.start(network.input_shape), Moments.start(())
+        self.returns_with_batch = self.returns
 
     def statistics(self) -> Params:
         """What the network normalises by, to be sent along with its weights."""
@@ -72,13 +73,16 @@ class Normalizer:
         return {"observation/mean": mean.astype(np.float32), "observation/std": std.astype(np.float32)}
 
     def scale_rewards(self, batch: Params) -> None:
-        """Look at the batch's running returns, which it loses, and divide its rewards by their deviation."""
+        """Divide the batch's rewards by the deviation of running returns, its own included, which it loses."""
         if self.scales_rewards:
-            self.returns = self.returns.merge(Moments.of(batch.pop("discounted")[batch["valid"]]))
-            batch["rewards"] = np.clip(batch["rewards"] / np.float32(self.returns.std), -REWARD_LIMIT, REWARD_LIMIT)
+            merged = self.returns.merge(Moments.of(batch.pop("discounted")[batch["valid"]]))
+            batch["rewards"] = np.clip(batch["rewards"] / np.float32(merged.std), -REWARD_LIMIT, REWARD_LIMIT)
+            self.returns_with_batch = merged
 
     def look(self, batch: Params) -> None:
-        """Look at the batch's observations; after learning from it, so that ratios to the old policy begin at 1."""
+        """Take the batch into the statistics; after learning from it, so that ratios to the old policy begin at 1, and
+        that one which could not be learned from spoils nothing."""
+        self.returns = self.returns_with_batch
         if self.scales_observations:
             self.observations = self.observations.merge(Moments.of(batch["observations"][:-1][batch["valid"]]))
 
@@ -88,4 +92,4 @@ class Normalizer:
 
     def restore(self, arrays: dict[str, np.ndarray]) -> None:
         self.observations = Moments.from_arrays("observations", arrays)
-        self.returns = Moments.from_arrays("returns", arrays)
+        self.returns = self.returns_with_batch = Moments.from_arrays("returns", arrays)

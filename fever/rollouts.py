@@ -133,8 +133,10 @@ class LocalRollouts(Rollouts):
 
     def collect(self, first: int, steps: int) -> list[Fragment]:
         made: list[Fragment] = []
-        while sum(part.steps for part in made) < steps:
+        taken = 0
+        while taken < steps:
             made += self.runner.run(self.params, self.version, [first + len(made)])
+            taken += made[-1].steps
         return made
 
     def close(self) -> None:
@@ -166,10 +168,11 @@ class RayRollouts(RayPool, Rollouts):
     def collect(self, first: int, steps: int) -> list[Fragment]:
         self.fit()
         made: dict[int, Fragment] = {}
+        missing = steps  # that nobody has made, whether their rollouts follow one another or not
         waiting: deque[int] = deque()  # rollouts of workers that died
         following = first  # the next number that nobody has
         while (whole := self._enough(made, first, steps)) is None:
-            while self.idle and (numbers := self._next_numbers(made, waiting, following, steps)):
+            while self.idle and (numbers := self._next_numbers(missing, waiting, following, steps)):
                 following = max(following, numbers[-1] + 1)
                 worker = self.idle.popleft()
                 call = self.actors[worker].play.remote(self.params, self.version, numbers)
@@ -187,6 +190,7 @@ class RayRollouts(RayPool, Rollouts):
                 self.lengths.extend(part.steps for part in parts)
                 if version == self.version:  # those of the batch before were not needed for it
                     made.update(zip(numbers, parts, strict=True))
+                    missing -= sum(part.steps for part in parts)
         return whole
 
     def _enough(self, made: dict[int, Fragment], first: int, steps: int) -> list[Fragment] | None:
@@ -200,16 +204,16 @@ class RayRollouts(RayPool, Rollouts):
                 return [made[one] for one in range(first, number + 1)]
         return None
 
-    def _next_numbers(self, made: dict[int, Fragment], waiting: deque[int], following: int, steps: int) -> list[int]:
-        """The rollouts for the next free worker; none if those under way will probably do."""
+    def _next_numbers(self, missing: int, waiting: deque[int], following: int, steps: int) -> list[int]:
+        """The rollouts for the next free worker; none if those under way will probably have the missing steps."""
         if waiting:
             return [waiting.popleft()]
         under_way = sum(len(numbers) for _, numbers, version in self.pending.values() if version == self.version)
         length = sum(self.lengths) / len(self.lengths) if self.lengths else steps / self.count
-        missing = (steps - sum(part.steps for part in made.values())) / length - under_way
-        if missing <= 0 and under_way:
+        wanted = missing / length - under_way
+        if wanted <= 0 and under_way:
             return []
-        share = math.ceil(missing / self.count)
+        share = math.ceil(wanted / self.count)
         return list(range(following, following + max(1, min(share, int(CALL_STEPS / length)))))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import shutil
 import time
@@ -179,7 +180,7 @@ class Run:
         """Append one row of metrics; it is in the file when this returns."""
         if self._metrics is None:
             self._metrics = open_to_append(self.path / "metrics.jsonl")
-        self._metrics.write(json.dumps({name: _plain(value) for name, value in row.items()}) + "\n")
+        self._metrics.write(json.dumps(_plain(row)) + "\n")
         self._metrics.flush()
         self._board = self._board or EventWriter(self.path)
         scalars = {name: value for name, value in row.items() if isinstance(value, (int, float)) and name != "steps"}
@@ -189,7 +190,7 @@ class Run:
         """Append one row per finished episode."""
         if self._episodes is None:
             self._episodes = open_to_append(self.path / "episodes.jsonl")
-        self._episodes.write("".join(json.dumps(row) + "\n" for row in rows))
+        self._episodes.write("".join(json.dumps(_plain(row)) + "\n" for row in rows))
         self._episodes.flush()
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -346,7 +347,10 @@ def _set_aside(checkpoint: Path) -> Path:
 
 
 def _plain(value: Any) -> Any:
-    return None if isinstance(value, float) and not np.isfinite(value) else value
+    """A value, or a row of them, with null for NaN and infinity, which JSON has not."""
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _number(value: Any) -> float:

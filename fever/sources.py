@@ -107,6 +107,8 @@ def make_env(source: EnvSource, context: EnvContext, index: int = 0) -> gym.Env:
 
 def make_vector_env(source: EnvSource, count: int, context: EnvContext) -> VectorEnv:
     """Make a natively vectorised environment; the caller closes it."""
+    if "num_envs" in source.kwargs:
+        raise FeverError(f"num_envs is no argument for {source.name}; how many there are is said with --envs")
     factory, spec = source.resolve()
     if spec is not None:
         _check_arguments(source, _entry_point(source, spec.vector_entry_point))
@@ -115,6 +117,7 @@ def make_vector_env(source: EnvSource, count: int, context: EnvContext) -> Vecto
             lambda: gym.make_vec(spec, num_envs=count, vectorization_mode="vector_entry_point", **source.kwargs),
         )
     assert factory is not None
+    _check_arguments(source, factory)
     arguments = {**source.kwargs, **_context_arguments(factory, context, 0)}
     return _construct(source, lambda: factory(num_envs=count, **arguments))
 

@@ -117,7 +117,7 @@ class RayPool(Pool):
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         if spec.gpus:
-            self.cluster.require_gpus(spec.gpus * self.count)
+            self.cluster.require_gpus(spec.gpus * self.count, spec.gpus)
         self.homes[spec.worker_index] = None
         self.homes[spec.worker_index] = home = self.cluster.roomiest(self.homes)
         where = NodeAffinitySchedulingStrategy(home.node, soft=True)  # elsewhere, if it has died meanwhile

@@ -233,6 +233,25 @@ class BrokenEnv(gym.Env):
         return self._observe(), reward, False, self.count == self.length, {}
 
 
+class FailingEnv(TimeLimitEnv):
+    """Raises an error of Gymnasium's in step `at` of its life, or (`in_reset`) in the first reset from then on."""
+
+    def __init__(self, at: int = 3, in_reset: bool = False, limit: int = 5) -> None:
+        super().__init__(limit)
+        self.at, self.in_reset, self.steps = at, in_reset, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if self.in_reset and self.steps >= self.at:
+            raise gym.error.Error("the engine has ended")
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if not self.in_reset and self.steps == self.at:
+            raise gym.error.Error("the engine has ended")
+        return super().step(action)
+
+
 class ContextEnv(TimeLimitEnv):
     """Writes where it runs into a file of its private folder."""
 

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT, run_fever
+from tests.helpers import wait_for
 
 
 def test_bare_command_solves_cartpole_and_says_so(trained: dict[str, Any]) -> None:
@@ -182,6 +183,7 @@ MISTAKES = {
     "no attribute": (["train", "tests.environments:TimeLimitEn"], "did you mean TimeLimitEnv"),
     "not an environment": (["train", "os:getcwd"], "observation_space"),
     "wrong arguments": (["train", "CartPole-v1", "--env-kwargs", '{"size": 3}'], "size"),
+    "number of environments": (["train", "CartPole-v1", "--env-kwargs", '{"num_envs": 3}'], "--envs"),
     "arguments not JSON": (["train", "CartPole-v1", "--env-kwargs", "{size"], "not JSON"),
     "arguments no object": (["train", "CartPole-v1", "--env-kwargs", "3"], "JSON object"),
     "unknown setting": (
@@ -190,6 +192,10 @@ MISTAKES = {
     ),
     "setting out of range": (["train", "CartPole-v1", "gamma=1.5"], "gamma=1.5"),
     "setting of wrong type": (["train", "CartPole-v1", "epochs=many"], "epochs='many'"),
+    "setting that cannot be read": (
+        ["train", "CartPole-v1", "learning_rate=2020-13-45"],
+        "the value of learning_rate cannot be read: '2020-13-45'",
+    ),
     "setting without value": (["train", "CartPole-v1", "epochs"], "name=value"),
     "setting that does not fit": (["train", "CartPole-v1", "--envs", "3"], "minibatch=192 does"),
     "schedule without end": (
@@ -209,7 +215,12 @@ MISTAKES = {
     "no last run": (["resume", "last"], "there is no run in runs"),
     "no command": (["trian"], "trian"),
     "no spaces": (["train", "tests.environments:TextEnv"], "Text space is not supported"),
-    "no bounds": (["train", "tests.environments:UnboundedEnv"], "no bounds"),
+    "no bounds": (["train", "tests.environments:UnboundedEnv"], "cannot be trained on: the action space has no bounds"),
+    "no bounds, measured": (
+        ["train", "tests.environments:UnboundedEnv", "--workers", "auto"],
+        "tests.environments:UnboundedEnv cannot be trained on: the action space has no bounds",
+    ),
+    "simulator fails": (["train", "tests.environments:FailingEnv"], "FailingEnv: the engine has ended"),
     "nan reward": (
         ["train", "tests.environments:BrokenEnv", "--env-kwargs", '{"fault": "nan_reward", "only": 2}'],
         "BrokenEnv breaks its contract at step 3 of environment 2 of worker 0: the reward is NaN",
@@ -247,28 +258,40 @@ def test_bad_yaml_is_named_with_its_line(fever: Any, tmp_path: Path) -> None:
     assert "bad.yaml is not YAML (line 2)" in done.stderr
 
 
-def start(folder: Path, *words: str) -> subprocess.Popen[str]:
-    """Start a long run and wait until its first metrics are written."""
-    command = [sys.executable, "-m", "fever", "train", *words, "--name", "a", "--stop-steps", "100000000"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    deadline = time.monotonic() + 60
-    metrics = folder / "runs/a/metrics.jsonl"
-    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert metrics.exists(), process.communicate(timeout=5)
-    return process
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start a long run and wait until its first metrics are written; it is killed at the latest with the test's end."""
+    started: list[subprocess.Popen[str]] = []
+
+    def call(*words: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "fever", "train", *words, "--name", "a", "--stop-steps", "100000000"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        started.append(process)
+        metrics = tmp_path / "runs/a/metrics.jsonl"
+        try:
+            wait_for(lambda: process.poll() is not None or (metrics.exists() and metrics.stat().st_size), "metrics")
+            assert process.poll() is None, "it has ended"
+        except AssertionError as error:
+            process.kill()  # or reading what it says would wait for its end
+            raise AssertionError(process.communicate()[1]) from error
+        return process
+
+    yield call
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_saves_closes_and_says_how_to_resume(tmp_path: Path, number: int) -> None:
+def test_signal_saves_closes_and_says_how_to_resume(start: Any, tmp_path: Path, number: int) -> None:
     (tmp_path / "closed").mkdir()
     words = ["tests.environments:ClosingEnv", "--env-kwargs", json.dumps({"folder": str(tmp_path / "closed")})]
-    process = start(tmp_path, *words, "--envs", "2", "steps=16", "minibatch=32")
+    process = start(*words, "--envs", "2", "steps=16", "minibatch=32")
     process.send_signal(number)
-    output, errors = process.communicate(timeout=30)
+    output, errors = process.communicate(timeout=120)
     assert process.returncode == 130, errors
     assert "next: fever resume runs/a" in output
     assert sorted(path.name for path in (tmp_path / "closed").iterdir()) == ["closed-0", "closed-1"]
@@ -280,17 +303,15 @@ def test_signal_saves_closes_and_says_how_to_resume(tmp_path: Path, number: int)
     assert json.loads(done.stdout.splitlines()[-1])["stop_reason"] == "steps", done.stderr
 
 
-def test_killed_run_keeps_its_metrics_and_can_be_resumed(tmp_path: Path) -> None:
+def test_killed_run_keeps_its_metrics_and_can_be_resumed(start: Any, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("checkpoint_seconds: 0.2\n")
-    process = start(tmp_path, "CartPole-v1", "-f", "run.yaml")
-    deadline = time.monotonic() + 30
-    while not list((tmp_path / "runs/a").glob("checkpoints/0*")) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    process = start("CartPole-v1", "-f", "run.yaml")
+    wait_for(lambda: list((tmp_path / "runs/a").glob("checkpoints/0*")), "checkpoint")
     busy = run_fever("resume", "a", cwd=tmp_path)
     assert (busy.returncode, "is being trained right now" in busy.stderr) == (2, True)
     assert json.loads(run_fever("runs", "--json", cwd=tmp_path).stdout)[0]["status"] == "running"
     process.kill()
-    process.communicate(timeout=10)
+    process.communicate()
     assert json.loads(run_fever("runs", "--json", cwd=tmp_path).stdout)[0]["status"] == "killed"
     rows = (tmp_path / "runs/a/metrics.jsonl").read_text().splitlines()
     done = run_fever("resume", "a", "--stop-steps", "1000", cwd=tmp_path)

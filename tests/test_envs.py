@@ -21,6 +21,7 @@ from tests.environments import (
     ContextEnv,
     CounterEnv,
     DictEnv,
+    FailingEnv,
     IdentityEnv,
     NextStepCounters,
     ReusingCounters,
@@ -129,6 +130,9 @@ def test_a_module_that_lacks_a_package_names_that_package(tmp_path: Path, monkey
         (BrokenEnv, {}, "BrokenEnv cannot be made with the arguments {}: .*fault"),
         ("Pendulum-v1", {"gravity": 3}, "Pendulum-v1 has no argument gravity; it has: .*g"),
         ("CartPole-v1", {"gravity": 3}, "CartPole-v1 has no argument gravity; it has: .*sutton_barto_reward"),
+        ("CartPole-v1", {"num_envs": 1}, "num_envs is no argument for CartPole-v1; .* --envs"),
+        (NextStepCounters, {"bogus": 1}, "NextStepCounters has no argument bogus"),
+        (NextStepCounters, {"num_envs": 1}, "num_envs is no argument for .*NextStepCounters; .* --envs"),
     ],
 )
 def test_wrong_arguments_are_refused_in_one_sentence(target: Any, kwargs: dict, message: str) -> None:
@@ -308,6 +312,13 @@ def test_a_broken_reset_names_the_environment_and_the_step(only: int, at: int, s
     envs = LoopEnvs(EnvSource(BrokenEnv, {"fault": "bad_reset", "at": at, "only": only, "length": 5}), 2, HERE)
     message = rf"at step {step} of environment {only}: reset\(\) must return an observation and an info dictionary"
     with pytest.raises(ContractError, match=message):
+        steps(envs, 5)
+
+
+@pytest.mark.parametrize(("at", "in_reset"), [(3, False), (0, True), (1, True)])
+def test_an_error_of_gymnasiums_while_it_is_played_is_one_sentence(at: int, in_reset: bool) -> None:
+    envs = LoopEnvs(EnvSource(FailingEnv, {"at": at, "in_reset": in_reset}), 2, HERE)
+    with pytest.raises(FeverError, match=r"^tests\.environments:FailingEnv: the engine has ended$"):
         steps(envs, 5)
 
 

@@ -239,10 +239,16 @@ def test_phantom_steps_never_change_the_update(settings: dict[str, Any]) -> None
 
 
 @both
-def test_a_minibatch_of_nothing_but_phantom_steps_changes_nothing(algo: type[Impala]) -> None:
+def test_a_minibatch_of_nothing_but_phantom_steps_has_no_gradient(algo: type[Impala]) -> None:
     impala = make(NextStepCounters, algo, steps=1, minibatches=4)
-    fragment, before = collect(impala, NextStepCounters), impala.weights()
-    impala.learn([changed(fragment, valid=np.array([[True, False, True, False]]))])
+    fragment = changed(collect(impala, NextStepCounters), valid=np.array([[True, False, True, False]]))
+    orders = np.array([[1], [0], [3], [2]], np.int32)  # a phantom before anything gave Adam momentum, and after
+    batch, statistics = fragment.arrays, impala.normalizer.statistics()
+    _, _, history = impala._jitted_update(impala.params, impala.optimizer_state, batch, statistics, orders)
+    assert [bool(norm > 0) for norm in history[:, -1]] == [False, True, False, True]
+    assert not np.any(history[0::2, : STEP_METRICS.index("explained_variance")])
+    before = impala.weights()
+    impala.learn([fragment])
     assert impala.steps == 2
     assert not np.array_equal(before["policy/w"], impala.weights()["policy/w"])
 

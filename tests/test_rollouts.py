@@ -499,8 +499,10 @@ def test_a_chain_is_episodes_one_after_the_other_and_rows_that_do_not_count() ->
     assert batch["valid"][:, 0].tolist() == [True] * taken + [False] * 7
     assert batch["terminated"][taken:].all()
     assert np.isnan(batch["bootstrap"][taken:]).all()
-    for name in ("rewards", "observations", "actions", "log_probs", "discounted", "first"):
+    for name in ("rewards", "first", "truncated"):
         assert not batch[name][taken:].any(), name
+    for name in ("observations", "actions", "log_probs"):
+        assert (batch[name][taken:] == batch[name][taken - 1]).all(), name  # nothing that was never seen
     exact = chain(parts, taken)
     assert len(exact["rewards"]) == taken
     assert exact["valid"].all()

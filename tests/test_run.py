@@ -67,6 +67,14 @@ def test_episodes_have_the_scalars_of_the_last_info(result: Result) -> None:
     assert (rows[0]["return"], rows[0]["length"]) == (5.0, 5)
 
 
+def test_numbers_that_json_lacks_are_null_in_rows_of_episodes(tmp_path: Path) -> None:
+    run = Run.create(RunConfig(env="CartPole-v1", runs=str(tmp_path), name="one"), {})
+    run.log_episodes([{"episode": 1, "info": {"error": float("nan"), "gap": float("inf"), "score": 2.0}}])
+    run.close()
+    (line,) = (run.path / "episodes.jsonl").read_text().splitlines()
+    assert json.loads(line, parse_constant=pytest.fail)["info"] == {"error": None, "gap": None, "score": 2.0}
+
+
 def test_tensorboard_reads_the_events(result: Result) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -176,11 +176,12 @@ def test_samplers_never_wait_and_the_newest_fragments_are_kept() -> None:
             with stream.arrival:
                 assert stream.waiting <= 4
             time.sleep(0.01)
-        fragments, dropped = stream.next(4), stream.dropped
+        with stream.arrival:  # nothing arrives between these, but for what `next` waits for
+            fragments, dropped = stream.next(4), stream.dropped
+            (following,) = stream.next(1)
         assert [fragment.arrays["observations"][0, 0, 0] for fragment in fragments] == [
             10 * (dropped + place) for place in range(4)
         ]
-        (following,) = stream.next(1)
         assert following.arrays["observations"][0, 0, 0] == 10 * (dropped + 4)
 
 

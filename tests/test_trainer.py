@@ -15,7 +15,7 @@ import pytest
 import fever
 from fever.algos import Phases
 from fever.algos.ppo import PPO
-from fever.config import RunConfig
+from fever.config import RunConfig, Stop
 from fever.display import QuietDisplay
 from fever.errors import ContractError, FeverError, TrainingError
 from fever.normalize import Normalizer
@@ -115,6 +115,7 @@ def test_nan_loss_stops_with_the_last_good_checkpoint(tmp_path: Path, monkeypatc
     def poisoned(self: PPO, fragments: Any) -> Any:
         if self.steps > 90:
             fragments[0].arrays["log_probs"] = fragments[0].arrays["log_probs"] * np.float32("nan")
+            fragments[0].arrays["discounted"] = fragments[0].arrays["discounted"] + np.float32(1e30)
         return learn(self, fragments)
 
     monkeypatch.setattr(PPO, "learn", poisoned)
@@ -124,6 +125,12 @@ def test_nan_loss_stops_with_the_last_good_checkpoint(tmp_path: Path, monkeypatc
     assert run.status == "failed"
     assert run.checkpoint().iteration == len(run.metrics()) > 0
     assert all(np.isfinite(array).all() for array in weights(run).values())
+    kept = run.checkpoint().arrays()
+    assert all(np.isfinite(array).all() for array in kept.values())  # nothing of what could not be learned from
+    assert kept["returns/count"] == run.checkpoint().manifest["steps"]
+    monkeypatch.setattr(PPO, "learn", learn)
+    stop = Stop(iterations=run.checkpoint().iteration + 2)
+    assert resume(run, run.config.model_copy(update={"stop": stop})).stop_reason == "iterations"
 
 
 def test_contract_broken_later_keeps_what_was_learned(tmp_path: Path) -> None:

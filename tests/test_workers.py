@@ -7,6 +7,7 @@ import os
 import signal
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import pytest
 import fever
 from fever.algos import Task
 from fever.algos.ppo import PPO, PPOConfig
+from fever.cluster import Cluster
 from fever.envs import make_envs
 from fever.errors import ContractError, FeverError, TrainingError
 from fever.layout import choose_workers
@@ -213,6 +215,18 @@ def test_auto_measures_and_says_why(source: EnvSource, expected: Any, reason: st
     envs.close()
     assert reason in why
     assert workers == {"cores": 4, "many": 32}.get(expected, expected)
+
+
+@pytest.mark.parametrize(
+    ("workers", "share", "fit"), [(3, 0.6, False), (2, 0.6, True), (6, 1 / 3, True), (20, 0.1, True), (2, 1.0, True)]
+)
+def test_no_share_of_a_gpu_is_of_two(workers: int, share: float, fit: bool) -> None:
+    cluster = Mock(**{"ray.cluster_resources.return_value": {"GPU": 2.0}})
+    if fit:
+        Cluster.require_gpus(cluster, share * workers, share)
+    else:
+        with pytest.raises(FeverError, match=r"3 workers with 0\.6 of a GPU each do not fit on 2 GPUs"):
+            Cluster.require_gpus(cluster, share * workers, share)
 
 
 def test_workers_end_with_the_command_and_leave_no_process(tmp_path: Path) -> None:

@@ -52,6 +52,8 @@ class Building(gym.Env):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)
+        if self.last_good is not None:  # the episode before did not fail, whoever ended it
+            self.failed_in_a_row = 0
         room, wall, mean = self.np_random.uniform([14.0, 10.0, -5.0], [22.0, 18.0, 8.0]).tolist()
         self.initial = json.dumps({"minute": 0, "room": room, "wall": wall, "mean": mean})
         self.episode, self.steps, self.kwh = self.episode + 1, 0, 0.0
@@ -72,8 +74,7 @@ class Building(gym.Env):
         self.observation = observe(rows)
         kwh = float(rows[-1, 4])
         self.kwh += kwh
-        if done := self.steps == STEPS:
-            self.failed_in_a_row = 0
+        done = self.steps == STEPS
         return self.observation, -discomfort(rows) - PRICE * kwh, False, done, self._info(failed=False)
 
     def _simulate(self, minutes: int, power: float) -> np.ndarray | None:

@@ -19,7 +19,9 @@ class ApexConfig(QLearningSettings):
         4, "gradient steps in one compiled call, drawn together: more are faster, fewer are fresher", gt=0
     )
     replay_ratio: float = setting(16.0, "transitions learned from for each one added; the paper's run had 0.8", gt=0)
-    epsilon_base: float = setting(0.4, "of the ladder: explorer i of n has base^(1 + ladder i/(n-1))", "Horgan 2018")
+    epsilon_base: float = setting(
+        0.4, "of the ladder: explorer i of n has base^(1 + ladder i/(n-1))", "Horgan 2018", gt=0, le=1
+    )
     epsilon_ladder: float = setting(7.0, "alpha of the ladder; a single explorer has its middle", "Horgan 2018", ge=0)
 
 

@@ -85,17 +85,27 @@ def join(fragments: list[Fragment]) -> dict[str, np.ndarray]:
 
 def chain(episodes: list[Fragment], rows: int) -> dict[str, np.ndarray]:
     """One batch `[rows, 1, ...]` out of whole episodes `[L, 1, ...]`, one after the other; what is left over is filled
-    with rows that are not valid."""
+    with rows that are not valid: the last step again, because a policy may say anything of observations that never
+    occur."""
     batch = {}
     taken = sum(len(part.arrays["rewards"]) for part in episodes)
-    filling = {"terminated": True, "bootstrap": np.nan}
+    filling = {
+        "valid": False,
+        "terminated": True,
+        "truncated": False,
+        "first": False,
+        "rewards": 0,
+        "bootstrap": np.nan,
+    }
     for name, example in episodes[0].arrays.items():
         if name == "state":
             batch[name] = example
             continue
         longer = len(example) - len(episodes[0].arrays["rewards"])  # 1 where the last observation is in it, too
         parts = [part.arrays[name][: len(part.arrays[name]) - longer] for part in episodes]
-        spare = np.full((rows + longer - taken, *example.shape[1:]), filling.get(name, 0), example.dtype)
+        spare = np.repeat(parts[-1][-1:], rows + longer - taken, axis=0)
+        if name in filling:
+            spare[:] = filling[name]
         batch[name] = np.concatenate([*parts, spare])
     return batch
 

@@ -11,9 +11,9 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import ValidationInfo, field_validator, model_validator
 
-from fever.config import Settings, load_yaml, parse_duration, setting, validate
+from fever.config import Duration, Settings, load_yaml, setting, validate
 from fever.errors import FeverError
 
 
@@ -26,12 +26,7 @@ class Site(Settings):
     scratch: str = setting("/tmp", "node-local folder for Ray's temporary files; a short path")
     unset: tuple[str, ...] = setting(("LD_PRELOAD",), "variables that neither Ray nor the training gets")
     env: dict[str, str] = setting({}, "variables that they get")
-    connect_seconds: float = setting(300.0, "until when all machines must have joined", gt=0)
-
-    @field_validator("connect_seconds", mode="before")
-    @classmethod
-    def _seconds(cls, value: Any) -> Any:
-        return parse_duration(value) if isinstance(value, str) else value
+    connect_seconds: Duration = setting(300.0, "until when all machines must have joined")
 
     @field_validator("env", mode="before")
     @classmethod
@@ -52,13 +47,8 @@ class Site(Settings):
 class Allocation(Site):
     """Machines that somebody else gives us for a time, on which ranks are started."""
 
-    lead_seconds: float = setting(120.0, "time before the job's limit at which the run saves and stops", gt=0)
+    lead_seconds: Duration = setting(120.0, "time before the job's limit at which the run saves and stops")
     ship: bool = setting(False, "send the modules of the folder where fever was started to machines without it")
-
-    @field_validator("lead_seconds", mode="before")
-    @classmethod
-    def _lead(cls, value: Any) -> Any:
-        return parse_duration(value) if isinstance(value, str) else value
 
 
 class Mpi(Allocation):
@@ -80,7 +70,7 @@ class Batch(Allocation):
     """A script that a scheduler runs later."""
 
     nodes: int = setting(1, "machines, the learner's included", gt=0)
-    seconds: float | None = setting(None, "time limit; `time: 20m` in a file; null: the scheduler's default", gt=0)
+    seconds: Duration | None = setting(None, "time limit; `time: 20m` in a file; null: the scheduler's default")
     account: str | None = setting(None, "whom the hours are charged to")
     partition: str | None = setting(None, "partition (Slurm) or queue (PBS)")
     requeue: bool = setting(False, "at the time limit save, go back into the queue and continue")
@@ -89,11 +79,6 @@ class Batch(Allocation):
     venv: str | None = setting(None, "folder of a virtual environment to activate; null: the one that submits")
     shell: tuple[str, ...] = setting((), "lines of shell before the training begins")
     options: tuple[str, ...] = setting((), "further options for the scheduler, such as --exclusive")
-
-    @field_validator("seconds", mode="before")
-    @classmethod
-    def _limit(cls, value: Any) -> Any:
-        return parse_duration(value) if isinstance(value, str) else value
 
 
 class Slurm(Batch):
@@ -204,6 +189,13 @@ class Existing(Machines):
 
     kind: Literal["ray"] = "ray"
     address: str = setting(..., "of its head, 10.0.0.7:6379, or of its page, http://10.0.0.7:8265")
+
+    @field_validator("cpus_per_node", "interface", "scratch", "unset", "connect_seconds", "name", "packages", "extras")
+    @classmethod
+    def _runs_already(cls, value: Any, info: ValidationInfo) -> Any:
+        if value != cls.model_fields[str(info.field_name)].default:
+            raise ValueError("it is for a Ray that fever starts, and this one runs already")
+        return value
 
 
 ADDRESS = re.compile(r"https?://\S+|[\w.-]+:\d+")

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 
@@ -206,15 +204,3 @@ def test_the_area_of_finished_games_is_the_final_score_of_gnugo(gnugo: Engine) -
         scores.append(board.score())
         assert gnugo.ask("final_score") == f"{'B' if scores[-1] > 0 else 'W'}+{abs(scores[-1])}"
     assert len(set(scores)) > 6
-
-
-def test_a_mask_takes_well_under_a_millisecond() -> None:
-    board, random = Board(), np.random.default_rng(0)
-    for _ in range(60):
-        board.play(random_move(board, random))
-    times = []
-    for _ in range(50):
-        start = time.perf_counter()
-        board.mask()
-        times.append(time.perf_counter() - start)
-    assert min(times) < 0.01
