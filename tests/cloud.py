@@ -12,6 +12,7 @@ import ctypes
 import fnmatch
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -303,7 +304,6 @@ class Permissions:
     def needs(self, call: Call) -> Iterator[tuple[str, str, dict[str, str]]]:
         service, _, operation = call.action.partition(":")
         values = call.values
-        tagged = {"aws:RequestTag/ray-cluster-name": self.cluster} if self.cluster in values.values() else {}
         owned = {"aws:ResourceTag/ray-cluster-name": self.cluster}
         if service == "iam":
             yield from _iam_needs(call)
@@ -311,7 +311,7 @@ class Permissions:
             yield call.action, "*", {}
         elif operation == "RunInstances":
             for kind in ("instance", "volume"):
-                yield call.action, _ec2(kind, "new"), tagged
+                yield call.action, _ec2(kind, "new"), _tags(values, kind)
             for kind in ("subnet", "security-group", "network-interface"):
                 yield call.action, _ec2(kind, "any"), {}
             yield call.action, f"arn:aws:ec2:{REGION}::image/{values['ImageId']}", {}
@@ -324,7 +324,7 @@ class Permissions:
             yield "ec2:CreateTags", _ec2("instance", "new"), {"ec2:CreateAction": operation}
         elif operation in ("CreateSecurityGroup", "CreateKeyPair"):
             kind = "key-pair" if operation == "CreateKeyPair" else "security-group"
-            yield call.action, _ec2(kind, values.get("KeyName", "new")), tagged
+            yield call.action, _ec2(kind, values.get("KeyName", "new")), _tags(values, kind)
             yield "ec2:CreateTags", _ec2(kind, values.get("KeyName", "new")), {"ec2:CreateAction": operation}
             if "VpcId" in values:
                 yield call.action, _ec2("vpc", values["VpcId"]), {}
@@ -333,6 +333,16 @@ class Permissions:
         else:
             kind = "security-group" if "GroupId" in values else "instance"
             yield call.action, _ec2(kind, "any"), owned
+
+
+def _tags(values: dict[str, str], kind: str) -> dict[str, str]:
+    """The tags that a request gives to what it makes of a kind, as conditions see them."""
+    found = {}
+    for name, key in values.items():
+        part = re.fullmatch(r"(TagSpecification\.\d+)(\.Tag\.\d+)\.Key", name)
+        if part and values[f"{part[1]}.ResourceType"] == kind:
+            found[f"aws:RequestTag/{key}"] = values[f"{part[1]}{part[2]}.Value"]
+    return found
 
 
 def _iam_needs(call: Call) -> Iterator[tuple[str, str, dict[str, str]]]:

@@ -23,7 +23,7 @@ from fever.launch.aws import config as aws_config
 from fever.launch.aws import launcher, leftovers, resources
 from fever.launch.aws.resources import Facts, Names
 from fever.launch.targets import Aws
-from tests.cloud import REGION, own_roles
+from tests.cloud import REGION, Call, Permissions, own_roles
 from tests.helpers import wait_for
 
 pytest.importorskip("boto3")
@@ -128,6 +128,22 @@ def test_the_policy_is_documented_statement_by_statement() -> None:
     assert [row["Sid"] for row in statements] == list(aws.explain_policy())
     assert all(set(row) <= {"Sid", "Effect", "Action", "Resource", "Condition"} for row in statements)
     assert "arn:aws-cn:ec2" in json.dumps(aws.policy("cn-north-1"))
+    with pytest.raises(FeverError, match="AWS has no region 'nowhere'"):
+        aws.policy("nowhere")
+
+
+def test_permissions_of_the_lab_look_at_tags() -> None:
+    """An instance's key pair has the cluster's name too, which is no tag."""
+    values = {"KeyName": NAMES.full, "ImageId": "ami-1"}
+    for number, kind in enumerate(("instance", "volume"), 1):
+        tag = f"TagSpecification.{number}"
+        values |= {f"{tag}.ResourceType": kind, f"{tag}.Tag.1.Key": "a", f"{tag}.Tag.1.Value": NAMES.full}
+        values |= {f"{tag}.Tag.2.Key": "ray-cluster-name", f"{tag}.Tag.2.Value": NAMES.full}
+    head = Permissions(aws_config.head_policy(NAMES, REGION))
+    head.check(Call("head", "ec2:RunInstances", values))
+    for name in ("TagSpecification.1.Tag.2.Value", "TagSpecification.2.Tag.2.Key"):
+        with pytest.raises(AssertionError, match="head may not ec2:RunInstances"):
+            head.check(Call("head", "ec2:RunInstances", {**values, name: "another"}))
 
 
 LAUNCH_FAILED = """
@@ -195,6 +211,7 @@ class Account:
         self.image = self.register_image("20250101")
         monkeypatch.setattr(resources, "CANONICAL", "123456789012")
         monkeypatch.setattr(aws, "run_ray", self.launch)
+        monkeypatch.setattr(aws, "PROGRAMS", ())
         monkeypatch.setattr(aws, "PROFILE_SECONDS", 0.0)
         monkeypatch.setattr(leftovers, "GROUP_SECONDS", 0.0)
 
@@ -417,6 +434,14 @@ def test_bad_input_is_one_sentence_and_makes_nothing(account: Account, what: str
         account.up(**more)
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert account.nothing_is_left()
+    assert not account.launches
+
+
+def test_a_program_that_is_not_here_is_missed_before_anything_is_made(account: Account) -> None:
+    account.monkeypatch.setattr(aws, "PROGRAMS", ("no-rsync",))
+    with pytest.raises(FeverError, match="there is no no-rsync here, which Ray's launcher needs; install it"):
+        account.up()
     assert account.nothing_is_left()
     assert not account.launches
 

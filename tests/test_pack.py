@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,6 +80,18 @@ def test_too_much_is_refused_with_what_was_largest(project: Path, monkeypatch: p
     monkeypatch.setattr(packing, "MOST", 10_000)
     (project / "video.mp4").write_bytes(bytes(20_000))
     with pytest.raises(FeverError, match=r"the largest are video.mp4 \(20 kB\), .*\.gitignore"):
+        pack("my_envs:Warehouse", skip=project / "runs")
+
+
+def test_a_folder_that_cannot_be_read_is_one_sentence(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def scan(folder: Path) -> Any:
+        if Path(folder).name == "data":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return original(folder)
+
+    original = os.scandir
+    monkeypatch.setattr(packing.os, "scandir", scan)
+    with pytest.raises(FeverError, match=r"/data cannot be sent: Permission denied$"):
         pack("my_envs:Warehouse", skip=project / "runs")
 
 

@@ -315,7 +315,12 @@ def test_an_environment_is_made_once_without_a_network(lab: Lab, tmp_path: Path)
     assert "environment" not in laptop.up()
     job = laptop.train("--name", "made", "--workers", "1")
     laptop.wait_for_steps(job)
-    laptop.down()
+    there = laptop.there("made")
+    printed = laptop.down()
+    assert f"{job}: is told to save and stop" in printed
+    assert f"{job}: fetched and verified, {laptop.run('made')}" in printed
+    assert json.loads((laptop.run("made") / "summary.json").read_text())["stop_reason"] == "interrupted"
+    assert digests(laptop.run("made")) == digests(there)
 
 
 BAD = {
@@ -405,9 +410,9 @@ def test_hosts_come_and_go_while_it_trains(tmp_path: Path) -> None:
             laptop.ok("fetch", job)
             return laptop.run("elastic")
 
-        wait_for(lambda: has_helped(fetched(), "node3"), "episodes of the new host", 90, 0.5)
+        wait_for(lambda: has_helped(fetched(), "node3"), "episodes of the new host", pause=0.5)
         lab["node2"].crash()
-        wait_for(lambda: "went with its machine" in (fetched() / "log.txt").read_text(), "workers that went", 60, 0.5)
+        wait_for(lambda: "went with its machine" in (fetched() / "log.txt").read_text(), "workers that went", pause=0.5)
         laptop.ok("stop", job)
         summary = json.loads((laptop.run("elastic") / "summary.json").read_text())
         assert set(summary["hosts"]) == {"node1", "node2", "node3"}

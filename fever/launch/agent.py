@@ -55,6 +55,8 @@ def main(request: dict[str, Any]) -> None:
         reply = ACTIONS[request["action"]](request)
     except FeverError as error:
         reply = {"error": str(error)}
+    except OSError as error:
+        reply = {"error": f"{error.filename}: {error.strerror}" if error.filename else str(error)}
     except Exception:  # noqa: BLE001 - whatever it is, the other side prints it
         reply = {"error": traceback.format_exc()}
     say(reply)
@@ -195,20 +197,27 @@ def last_line(text: str) -> str:
 # the node of Ray
 
 
-def find_nodes(request: dict[str, Any]) -> list[dict[str, Any]]:
-    """The nodes of a cluster that this user runs on this host, or is just starting or ending; there is one at most,
-    unless something went wrong."""
+def scratch_folders(request: dict[str, Any]) -> set[Path]:
+    """Where temporary folders of this host's nodes may be."""
+    return {host.scratch_folder(request["scratch"]), host.FALLBACK}
+
+
+def noted_nodes(request: dict[str, Any]) -> list[dict[str, Any]]:
+    """The nodes of a cluster that this user has on this host, those that were killed included."""
     found = []
-    folders = {host.scratch_folder(request["scratch"]), host.FALLBACK}
-    for path in (path for folder in folders for path in folder.glob(f"{host.PREFIX}*/node.json")):
+    for path in (path for folder in scratch_folders(request) for path in folder.glob(f"{host.PREFIX}*/node.json")):
         with suppress(OSError, ValueError):
             if {path.stat().st_uid, path.parent.stat().st_uid} != {os.getuid()}:
                 continue  # somebody else's, made to look like ours perhaps
             node = json.loads(path.read_text())
-            same = node["cluster"] == request["cluster"] and node["host"] == socket.gethostname()
-            if same and host.alive(node["pid"], node["began"]):
+            if (node["cluster"], node["host"]) == (request["cluster"], socket.gethostname()):
                 found.append(node)
     return found
+
+
+def find_nodes(request: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those of them that run, or are just starting or ending; there is one at most, unless something went wrong."""
+    return [node for node in noted_nodes(request) if host.alive(node["pid"], node["began"])]
 
 
 def find_node(request: dict[str, Any]) -> dict[str, Any] | None:
@@ -342,9 +351,12 @@ class Keeper:
 
 
 def stop(request: dict[str, Any]) -> dict[str, Any]:
-    """End this host's node; returns what is left of it."""
+    """End this host's node, and remove the folder of one that was killed; returns what is left."""
     left = [thing for node in find_nodes(request) for thing in _stop(node)]
-    return {"left": left}
+    for folder in scratch_folders(request):
+        host.sweep(folder)
+    left += [node["scratch"] for node in noted_nodes(request)]
+    return {"left": sorted(set(left))}
 
 
 def _stop(node: dict[str, Any]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from shlex import join
 
@@ -32,9 +32,10 @@ from fever.launch.jobs import (
 )
 from fever.launch.meeting import JOB
 from fever.launch.pack import Package
+from fever.launch.ray_jobs import OVER
 from fever.launch.remote import Connection, Down, Link, connect, note_end
 from fever.launch.ssh import Unreachable, shell_word
-from fever.launch.targets import Aws, Machines
+from fever.launch.targets import Aws, Existing, Machines, Ssh
 
 STOP_SECONDS = 60  # for a run to save, before Ray kills it
 
@@ -63,6 +64,8 @@ def submit(config: RunConfig, target: Machines, link: Link, run: Path, flags: li
         variables = {JOB: f"{there}/job", "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_SECONDS), "PYTHONWARNINGS": "ignore"}
         if isinstance(target, Aws):
             variables[WORKERS] = str(target.workers.count)
+        if isinstance(target, Existing):  # where Ray itself was not started with them
+            variables = {**target.env, **variables}
         link.push(job.run, there)
         link.jobs.upload(package)
         command = f"exec {shell_word(link.python)} {join(['-m', 'fever', *words, *flags])}"
@@ -152,11 +155,13 @@ def bring_home(record: Record, say: Callable[[str], None], force: bool = False) 
     With `force` only says what is lost.
     """
     waiting = not_home(record)
+    gone = [job for job in list_jobs(gone=True) if job.name.startswith(f"{record.name}-")]
     lost: dict[str, FeverError] = {}
-    if not waiting:
+    if not waiting and not gone:
         return
     try:
         with Connection(record) as link:
+            lost |= _out_of_sight(link, record, gone) if gone else {}
             for job in waiting:
                 try:
                     _bring_home(link, job, say)
@@ -175,6 +180,16 @@ def bring_home(record: Record, say: Callable[[str], None], force: bool = False) 
     say(f"given up: {names} ({reason})")
 
 
+def _out_of_sight(link: Link, record: Record, gone: list[Job]) -> dict[str, FeverError]:
+    """Those of the jobs whose run directory here is `gone` that would be lost with the cluster."""
+    states: dict[str, str] = {}
+    with suppress(FeverError):  # a Ray that does not answer has nothing that runs
+        states = {name.rpartition("-")[0]: state for name, state in link.jobs.states().items()}
+    harmless = (None, *OVER) if isinstance(record.target, Ssh) else (None,)  # ssh hosts keep what has ended
+    lost = [job for job in gone if states.get(job.name) not in harmless]
+    return {job.name: FeverError(f"its run directory is not at {job.run} any more") for job in lost}
+
+
 def _bring_home(link: Link, job: Job, say: Callable[[str], None]) -> None:
     try:
         if link.state(job)[1] is None:
@@ -183,6 +198,7 @@ def _bring_home(link: Link, job: Job, say: Callable[[str], None]) -> None:
         if _wait_for_end(link, job) is None:
             raise FeverError(f"{job.name} does not stop")
     except Unreachable:  # Ray is dead on the head, but its files may be there
+        link.sync(job)  # raises if it is the way there that broke: the job may run still
         note_end(job, 1)
         link.sync(job)
     say(f"{job.name}: fetched and verified, {job.run}")

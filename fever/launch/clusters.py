@@ -7,6 +7,7 @@ hosts says by itself which cluster it belongs to, so a record is never the only 
 from __future__ import annotations
 
 import fcntl
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +26,8 @@ from fever.launch.signals import signals_interrupt, signals_wait
 from fever.launch.ssh import ask, at_once
 from fever.launch.targets import Aws, Machines, Ssh, restore_target
 
+NAME = re.compile(r"[A-Za-z][\w.]*")  # of clusters, as `targets.py` wants it
+FIXED = ("kind", "user", "scratch")  # settings by which what runs is found
 KEPT = ("cluster.json", "id", "aws.json")  # while one of them is there, something may be up
 Say = Callable[[str], None]
 
@@ -63,6 +66,8 @@ class Record:
 
 def find_record(name: str) -> Record | None:
     """A cluster that is up, by its name."""
+    if not NAME.fullmatch(name):  # it may come from a file of a run directory, and is part of a path
+        return None
     values = Meeting(records("clusters") / name).read("cluster.json")
     if values is None:
         return None
@@ -84,6 +89,13 @@ def require_record(target: Machines, file: str) -> Record:
 def _same_file(record: Record, file: str) -> None:
     if Path(record.file) != Path(file).expanduser().resolve():
         raise FeverError(f"{record.name} is another cluster, up by {record.file}; give this one another `name:`")
+
+
+def _same_place(record: Record, target: Machines) -> None:
+    """Refuse what would start a second Ray beside the one that runs."""
+    for name in FIXED:
+        if (was := getattr(record.target, name)) != getattr(target, name):
+            raise FeverError(f"{record.name} was brought up with {name}: {was}; take it down to change that")
 
 
 @contextmanager
@@ -116,6 +128,7 @@ def up(target: Machines, file: str, say: Say) -> Record:
         record = find_record(target.name)
         if record is not None:
             _same_file(record, file)
+            _same_place(record, target)
         elif not (folder / "token").exists():
             Meeting(folder).write_text("token", secrets.token_hex(32), mode=0o600)
         path = str(Path(file).expanduser().resolve())
@@ -193,7 +206,11 @@ class Rise:
         if len(nodes) < self.target.min_hosts:
             reasons = "; ".join(f"{host}: {reason}" for host, reason in self.failed.items())
             many = f"{len(nodes)} of {len(self.target.hosts)} hosts" if nodes else "no host"
-            raise FeverError(f"{many} can be used, nothing is up: {reasons}")
+            so = "nothing is up" if self.record is None else "nothing was added to what is up"
+            raise FeverError(f"{many} can be used, {so}: {reasons}")
+        if old := [host for host, node in nodes.items() if node["interpreter"] != facts[host]["python"]]:
+            what = f"started with another environment than {self.file} describes now"
+            self.say(f"{', '.join(old)}: {what}; fever down and fever up change that")
         head = next(host for host, node in nodes.items() if node["dashboard"])
         record = Record(
             name=str(self.target.name), id=self.id, file=self.file, target=self.target,

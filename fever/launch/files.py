@@ -54,15 +54,18 @@ class Digest:
     def upto(self, file: BinaryIO, size: int) -> str:
         """The hash of the first bytes of an open file."""
         stat = os.fstat(file.fileno())
-        seen = stat.st_size, stat.st_mtime_ns
-        rewritten = seen != self.seen and not (self.grows and stat.st_size > self.seen[0])
+        rewritten = (stat.st_size, stat.st_mtime_ns) != self.seen and not (self.grows and stat.st_size > self.seen[0])
         if stat.st_ino != self.inode or size < self.size or rewritten:
-            self.size, self.inode, self.hash = 0, stat.st_ino, hashlib.sha256()
-        self.seen = seen
+            self.size, self.hash = 0, hashlib.sha256()
+        self.saw(stat)
         file.seek(self.size)
         while self.size < size and (block := file.read(min(CHUNK, size - self.size))):
             self.add(block)
         return self.hash.hexdigest()
+
+    def saw(self, stat: os.stat_result) -> None:
+        """The file as it is now has the beginning that was hashed."""
+        self.inode, self.seen = stat.st_ino, (stat.st_size, stat.st_mtime_ns)
 
     def add(self, block: bytes) -> None:
         self.hash.update(block)
@@ -131,8 +134,9 @@ def blocks(stream: BinaryIO, count: int) -> Iterator[bytes]:
 def inside(folder: Path, name: str) -> Path:
     """A path below a folder; the other side does not get to name others."""
     path = Path(name)
-    if path.is_absolute() or ".." in path.parts:
-        raise FeverError(f"{name} is not below {folder}")
+    hidden = any(part.startswith(".") for part in path.parts)  # as what is not whole is called
+    if path.is_absolute() or hidden or path.as_posix() != name:
+        raise FeverError(f"{name!r} is not the name of a file below {folder}")
     return folder / path
 
 
@@ -254,38 +258,49 @@ class Mirror:
         """`there`: the folder as the other side knows it; `requests`, `answers`: the connection."""
         self.folder, self.there = folder, there
         self.requests, self.answers = requests, answers
+        self.id = secrets.token_hex(8)
         self.digests: dict[str, Digest] = {}
-        self.begun = False
+        self.begun = False  # whether the other side knows what is here
         self.names = {"summary.json"}  # that were seen on the other side, or may have been there before
         self.moved = 0  # bytes so far
 
-    def pull(self, more: dict[str, str] | None = None, skip: tuple[str, ...] = ()) -> bool:
-        """Bring home what is new; whether there was something. `more`: files from elsewhere, by their name here;
-        `skip`: beginnings of names that can wait.
+    def pull(self, more: dict[str, str] | None = None, skip: tuple[str, ...] = ()) -> None:
+        """Bring home what is new. `more`: files from elsewhere, by their name here; `skip`: beginnings of names that
+        can wait.
 
         Old checkpoints that are gone there are removed here too. Raises FeverError if the folder itself is not there,
-        or cannot be written here.
+        or if a file cannot be written here; the connection can be used for other folders then.
         """
         request = {"do": "pull", "folder": self.there, "more": more or {}, "skip": skip}
         if not self.begun:
             request["have"] = self._have()
         write_line(self.requests, request)
         self.requests.flush()
-        before = self.moved
+        problem: FeverError | None = None
         while "name" in (header := read_line(self.answers)):
-            self._take(header)
+            arriving = blocks(self.answers, header["size"] - header["offset"])
+            try:
+                self._take(header, arriving)
+            except FeverError as error:
+                problem, self.begun = problem or error, False
+                self.digests.pop(header["name"], None)
+            for _ in arriving:  # the next header is behind it
+                pass
         if "gone" in header:
             raise FeverError(f"there is no folder {self.there} there (any more); what was fetched is kept")
+        if problem is not None:
+            raise problem
         self.begun = True
         for name in header["names"]:
             if not name.startswith(skip):
                 self._finish(name)
         for name in self.names - set(header["names"]):
             if name.startswith(PASSING):
+                path = inside(self.folder, name)
+                path.with_name(PARTIAL + path.name).unlink(missing_ok=True)
                 remove(self.folder, name)
                 self.digests.pop(name, None)
         self.names = set(header["names"])
-        return self.moved > before
 
     def _have(self) -> dict[str, tuple[int, str]]:
         """What is here already, the beginnings of interrupted transfers too."""
@@ -294,16 +309,16 @@ class Mirror:
             if path.is_file():
                 whole = path.with_name(path.name.removeprefix(PARTIAL))
                 name = whole.relative_to(self.folder).as_posix()
+                if "/." in f"/{name}":  # nothing that the other side knows
+                    continue
                 if path == whole and name in found:  # its next version is on the way
                     continue
-                digest = self.digests[name] = Digest()
-                found[name] = digest_of(path, digest)
+                found[name] = digest_of(path, self.digests.setdefault(name, Digest(name)))
+        self.names |= {name for name in found if name.startswith(PASSING)}  # of an earlier connection
         return found
 
-    def _take(self, header: dict[str, Any]) -> None:
+    def _take(self, header: dict[str, Any], arriving: Iterator[bytes]) -> None:
         if header["name"] in OWN:
-            for _ in blocks(self.answers, header["size"] - header["offset"]):
-                pass
             return
         path = inside(self.folder, header["name"])
         partial = path.with_name(PARTIAL + path.name)
@@ -311,10 +326,9 @@ class Mirror:
         target = path if grows else partial
         if grows and path.stat().st_size != header["offset"]:
             raise ValueError(f"{path} was changed by another")  # a new connection begins with what is here
-        digest = self.digests.setdefault(header["name"], Digest())
+        digest = self.digests.setdefault(header["name"], Digest(header["name"]))
         if not header["offset"]:
-            digest = self.digests[header["name"]] = Digest()
-        arriving = blocks(self.answers, header["size"] - header["offset"])
+            digest = self.digests[header["name"]] = Digest(header["name"])
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with open(target, "r+b" if header["offset"] else "wb") as file:
@@ -330,7 +344,7 @@ class Mirror:
             raise FeverError(f"{header['name']} was damaged on its way; fetch again")
         if target == partial:
             partial.replace(path)
-        digest.inode = path.stat().st_ino
+        digest.saw(path.stat())
 
     def _finish(self, name: str) -> None:
         """Give a file its name that had arrived whole when the last transfer was interrupted."""
@@ -339,8 +353,8 @@ class Mirror:
         if partial.exists():
             partial.replace(path)
 
-    def push(self) -> int:
-        """Send what the other side does not have; returns how many files that were.
+    def push(self) -> None:
+        """Send what the other side does not have.
 
         Checkpoints and the like that are only there are removed; what else is only there stays.
         """
@@ -362,7 +376,6 @@ class Mirror:
         self.requests.flush()
         for _ in range(count + 1):
             read_line(self.answers)
-        return count
 
 
 def main() -> None:

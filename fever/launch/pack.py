@@ -41,13 +41,20 @@ def pack(*names: str, skip: Path | None = None, more: dict[str, bytes] | None = 
 
     `skip` is a folder that stays here: that of the runs.
     """
+    try:
+        return _pack(names, skip, more or {})
+    except OSError as error:
+        raise FeverError(f"{error.filename} cannot be sent: {error.strerror}") from None
+
+
+def _pack(names: tuple[str, ...], skip: Path | None, more: dict[str, bytes]) -> Package:
     files: dict[str, Path] = {}
     sent: dict[Path, str] = {}  # in words
     for module in dict.fromkeys(name.rpartition(":")[0].partition(".")[0] for name in names):
         root = _root_of(module) if module else None
         if root is None:
             continue
-        whole = root in (Path.cwd(), *_below_here(root))
+        whole = root.is_relative_to(Path.cwd())
         own = project_files(root, skip) if whole else package_files(root / module)
         size = sum(path.stat().st_size for path in own.values())
         what = f"{root if root == Path.cwd() else module}, {len(own)} files, {format_bytes(size)}"
@@ -56,10 +63,7 @@ def pack(*names: str, skip: Path | None = None, more: dict[str, bytes] | None = 
         if sum(path.stat().st_size for path in files.values()) > MOST:
             raise FeverError(_too_large(what, files))
     files |= {f"fever/{name}": path for name, path in package_files(Path(fever.__file__).parent, "").items()}
-    try:
-        return Package(_zip(files, more or {}), "; ".join(sent.values()) or "fever")
-    except OSError as error:
-        raise FeverError(f"{error.filename} cannot be sent: {error.strerror}") from None
+    return Package(_zip(files, more), "; ".join(sent.values()) or "fever")
 
 
 def _zip(files: dict[str, Path], more: dict[str, bytes]) -> bytes:
@@ -88,10 +92,6 @@ def _root_of(module: str) -> Path | None:
     root = Path(origin).resolve().parent
     installed = {Path(sysconfig.get_paths()[key]).resolve() for key in ("purelib", "platlib", "stdlib")}
     return None if root in installed or module == "fever" else root
-
-
-def _below_here(root: Path) -> tuple[Path, ...]:
-    return (root,) if root.is_relative_to(Path.cwd()) else ()
 
 
 def package_files(path: Path, prefix: str | None = None) -> dict[str, Path]:

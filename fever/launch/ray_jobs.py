@@ -30,8 +30,8 @@ class RayJobs:
 
     def _call(self, method: str, path: str, content: bytes | None = None, kind: str = "application/json") -> Any:
         headers = {**self.headers, **({"Content-Type": kind} if content is not None else {})}
-        request = urllib.request.Request(self.url + path, content, headers, method=method)
         try:
+            request = urllib.request.Request(self.url + path, content, headers, method=method)
             with self.opener.open(request, timeout=ANSWER_SECONDS) as answer:
                 text = answer.read()
         except urllib.error.HTTPError as error:
@@ -41,6 +41,8 @@ class RayJobs:
             raise ApiError(error.code, said[-1] if said else error.reason) from None
         except (OSError, http.client.HTTPException) as error:
             raise Unreachable(f"Ray's jobs at {self.url} do not answer: {error}") from None
+        except ValueError as error:
+            raise FeverError(f"{self.url} cannot be the address of a Ray: {error}") from None
         try:
             return json.loads(text) if text else None
         except ValueError:
@@ -70,6 +72,11 @@ class RayJobs:
             if error.code == 404:
                 return None
             raise
+
+    def states(self) -> dict[str, str]:
+        """Ray's words for the states of all jobs that fever has submitted, by their names."""
+        rows = [(row.get("metadata") or {}, row["status"]) for row in self._call("GET", "/api/jobs/")]
+        return {own["fever"]: status for own, status in rows if "fever" in own}
 
     def nodes(self) -> list[dict[str, Any]]:
         """The machines, as Ray's page shows them."""

@@ -73,9 +73,13 @@ class Link:
         """
         facts, over, folder = job.facts, job.code is not None, to or job.run
         (folder / "job").mkdir(parents=True, exist_ok=True)
-        with open(folder / "job" / ".mirror", "w") as lock:
+        latest = folder / "job" / ".mirror"  # by whom the folder was last changed
+        with open(latest, "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             mirror = self.mirror(folder, facts["there"])
+            if latest.read_text() != mirror.id:
+                mirror.begun = False  # the other side is told anew what is here
+                latest.write_text(mirror.id)
             before = mirror.moved
             try:
                 mirror.pull(self.log_of(facts["id"]), skip=() if whole or over else PULLED_LATER)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
@@ -12,8 +13,10 @@ from pathlib import Path
 from fever.errors import FeverError
 from fever.launch.cluster_jobs import jobs_of
 from fever.launch.clusters import Record
-from fever.launch.host import free_port
-from fever.launch.remote import Connection
+from fever.launch.host import free_port, start
+from fever.launch.jobs import Job
+from fever.launch.remote import Connection, Link
+from fever.launch.ssh import Unreachable
 
 DASHBOARD, BOARD = 8265, 6006  # the ports that people know
 SYNC_SECONDS = 2.0
@@ -21,6 +24,7 @@ SYNC_SECONDS = 2.0
 
 def open_tunnel(record: Record, port: int | None) -> None:
     """Forward, mirror and serve until Ctrl-C or the connection breaks."""
+    said: set[str] = set()
     with Connection(record, usable_port(port, DASHBOARD)) as connection, Board() as board:
         print(f"Ray dashboard  http://127.0.0.1:{connection.call.port}  its token: {record.folder / 'token'}")
         board.show({job.run.parent for job in jobs_of(record)})
@@ -32,10 +36,22 @@ def open_tunnel(record: Record, port: int | None) -> None:
                 board.show({job.run.parent for job in own})
                 for job in own:
                     if not job.home:
-                        connection.look(job)
+                        keep_up(connection, job, said)
                 time.sleep(SYNC_SECONDS)
         except KeyboardInterrupt:
             print()
+
+
+def keep_up(link: Link, job: Job, said: set[str]) -> None:
+    """Bring home what is new of a job; what keeps it from coming is said once and does not hold up the others."""
+    try:
+        link.look(job)
+    except Unreachable:
+        raise
+    except FeverError as error:
+        if (sentence := f"{job.name}: {error}") not in said:
+            said.add(sentence)
+            print(sentence, flush=True)
 
 
 def usable_port(wanted: int | None, usual: int) -> int:
@@ -81,7 +97,7 @@ class Board:
         if len(folders) > 1:
             where = ["--logdir_spec", ",".join(f"{folder.name}:{folder}" for folder in folders)]
         words = [program, *where, "--host", "127.0.0.1", "--port", str(self.port)]
-        self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.process = start(words, os.environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def close(self) -> None:
         if self.process is not None:

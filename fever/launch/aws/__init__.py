@@ -12,6 +12,7 @@ import ipaddress
 import json
 import re
 import secrets
+import shutil
 import subprocess
 import time
 import urllib.request
@@ -39,6 +40,7 @@ PROFILE_SECONDS = 10.0  # between attempts, while AWS spreads the news of an ins
 PROFILE_ATTEMPTS = 6
 DOWN_SECONDS = 180.0  # for Ray's launcher to end a cluster; after that it is done without it
 ROUNDS = 5  # of asking AWS what is left and removing it
+PROGRAMS = ("ssh", "rsync")  # that Ray's launcher runs here
 FIXED = ("region", "head", "image", "user", "disk", "python")  # what cannot change without a new head
 LONGEST_NAME = 40  # of a cluster; the names of roles have at most 64 characters
 
@@ -62,6 +64,9 @@ def up(
     Workers come by themselves after this returns. If it fails or is interrupted before the cluster is up for the first
     time, all that it made is removed before it raises; a cluster that was up before stays.
     """
+    for program in PROGRAMS:
+        if shutil.which(program) is None:
+            raise FeverError(f"there is no {program} here, which Ray's launcher needs; install it")
     clients = resources.connect(target.region)
     record = _load(folder) or _new_record(target, name)
     for setting_name, value in record["fixed"].items():

@@ -83,21 +83,22 @@ def load(module: str) -> Any:
         raise FeverError('AWS needs boto3; install it with: pip install "fever[aws]"') from None
 
 
-@cache
-def connect(region: str) -> Clients:
-    """Clients for a region that exists."""
+def _session_for(region: str) -> Any:
+    """A session of boto3's, if AWS has the region."""
     session = load("boto3").session.Session()
     known = [name for part in session.get_available_partitions() for name in session.get_available_regions("ec2", part)]
     if region not in known:
         close = difflib.get_close_matches(region, known, n=1)
         raise FeverError(f"AWS has no region {region!r}" + (f"; did you mean {close[0]}?" if close else ""))
+    return session
+
+
+@cache
+def connect(region: str) -> Clients:
+    """Clients for a region that exists."""
+    session = _session_for(region)
     options = load("botocore.config").Config(retries={"mode": "standard", "max_attempts": 5}, connect_timeout=10)
     return Clients(region, *(session.client(name, region_name=region, config=options) for name in ("ec2", "iam")))
-
-
-def partition_of(region: str) -> str:
-    """The first part of ARNs: aws, aws-cn, aws-us-gov."""
-    return str(load("boto3").session.Session().get_partition_for_region(region))
 
 
 @contextmanager
@@ -124,6 +125,12 @@ def sentences() -> Iterator[None]:
         raise FeverError(f"there are no credentials for AWS; {how}") from error
     except exceptions.BotoCoreError as error:
         raise FeverError(f"AWS cannot be used: {error}") from error
+
+
+@sentences()
+def partition_of(region: str) -> str:
+    """The first part of ARNs: aws, aws-cn, aws-us-gov."""
+    return str(_session_for(region).get_partition_for_region(region))
 
 
 def error_code(error: BaseException) -> str:
@@ -234,11 +241,11 @@ def make_spot_role(clients: Clients) -> bool:
     return True
 
 
-def make_key(clients: Clients, names: Names, path: Path) -> str:
-    """A key pair of which this path has the private half, readable by this user alone; returns its name."""
+def make_key(clients: Clients, names: Names, path: Path) -> None:
+    """A key pair of which this path has the private half, readable by this user alone."""
     known = {row["KeyName"] for row in clients.ec2.describe_key_pairs()["KeyPairs"]}
     if names.full in known and path.exists():
-        return names.full
+        return
     if names.full in known:
         clients.ec2.delete_key_pair(KeyName=names.full)
     path.unlink(missing_ok=True)
@@ -247,7 +254,6 @@ def make_key(clients: Clients, names: Names, path: Path) -> str:
     )
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(pair["KeyMaterial"].rstrip() + "\n")
-    return names.full
 
 
 def make_group(clients: Clients, names: Names, vpc: str, allow: str) -> str:
