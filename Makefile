@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-clusters test-rllib check bench lock clean
+.PHONY: demo test test-slow check bench lock clean
 
 demo: $(READY)
 	$(BIN)/fever train CartPole-v1
@@ -14,13 +14,10 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest -n 2
 
-# What takes minutes with real machines: a cluster on AWS from up to down, hosts that come and go, jobs cut at their limit.
-test-clusters: $(READY)
-	$(BIN)/python -m pytest -m slow $(addprefix tests/test_,ssh.py aws_life.py mpi.py slurm.py elastic.py)
-
-# Every algorithm that RLlib has, and its way through all commands.
-test-rllib: $(READY)
-	$(BIN)/python -m pytest -m slow tests/test_rllib.py tests/test_rllib_algorithms.py
+# What takes minutes each: a cluster on AWS from up to down, hosts that come and go, jobs cut at their limit, every
+# algorithm that RLlib has, Go and Pong learned.
+test-slow: $(READY)
+	$(BIN)/python -m pytest -m slow
 
 check: $(READY)
 	$(BIN)/ruff format --check .
