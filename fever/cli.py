@@ -68,9 +68,7 @@ def train(
     options: dict[str, Any], old: dict[str, Any], place: dict[str, Any], quiet: Quiet = False, as_json: Json = False
 ) -> None:
     """Train an agent until a stop rule is met; Ctrl-C saves and says how to go on."""
-    config = configuration({**options, **old}, "train", quiet, elsewhere="on" in place)
-    leave_for(config, place, quiet, as_json)
-    _begin(config, quiet, as_json)
+    _begin("train", {**options, **old}, place, quiet, as_json)
 
 
 @app.command()
@@ -81,13 +79,13 @@ def tune(
     options: dict[str, Any], search: dict[str, Any], place: dict[str, Any], quiet: Quiet = False, as_json: Json = False
 ) -> None:
     """Search for settings, such as learning_rate=loguniform(1e-5,1e-2): many runs, and the best one's settings."""
-    config = configuration({**options, **search}, "tune", quiet, elsewhere="on" in place)
+    _begin("tune", {**options, **search}, place, quiet, as_json)
+
+
+def _begin(command: str, options: dict[str, Any], place: dict[str, Any], quiet: bool, as_json: bool) -> None:
+    """A new run, or a new search; here, or where `--on` says."""
+    config = configuration(options, command, quiet, elsewhere="on" in place)
     leave_for(config, place, quiet, as_json)
-    _begin(config, quiet, as_json)
-
-
-def _begin(config: Any, quiet: bool, as_json: bool) -> None:
-    """A new run, or a new search."""
     if config.search is not None:
         _search(config, quiet, as_json)
         return

@@ -122,7 +122,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    require_lab("sshd", "ssh", "ssh-keygen")
+    require_lab("sshd", "ssh", "ssh-keygen", "curl")
     with Lab(tmp_path_factory.mktemp("ssh"), private=("/tmp/ray", "/opt/own")) as lab:
         lab.give_homes("/opt/own/home")
         lab.start_ssh()
