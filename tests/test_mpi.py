@@ -201,16 +201,6 @@ def test_pbs_runs_and_comes_back_after_its_limit(ranks: Ranks) -> None:
     pbs.assert_nothing_left("queued")
 
 
-def test_without_the_heads_machine_the_others_leave(ranks: Ranks) -> None:
-    process = ranks.mpirun("MPICH", "train", "CartPole-v1", "--name", "headless", *FOREVER)
-    ranks.wait_for_steps("headless")
-    ranks.lab["node1"].crash()
-    process.communicate(timeout=300)
-    wait_for(lambda: not ranks.processes(), "end of all processes")
-    assert len(list(Path("/tmp").glob("fever-ray-*"))) == 1  # the dead machine's
-    assert not (ranks.run("headless") / "job" / "token").exists()
-
-
 @pytest.mark.slow
 def test_rllib_has_runners_on_every_machine(ranks: Ranks) -> None:
     pytest.importorskip("torch")
@@ -236,3 +226,14 @@ def test_a_search_has_trials_on_every_machine(ranks: Ranks) -> None:
     assert all((run / "trials" / f"{trial['number']:04d}" / "summary.json").is_file() for trial in trials)
     assert (run / "best.yaml").is_file()
     ranks.assert_nothing_left("search")
+
+
+def test_without_the_heads_machine_the_others_leave(ranks: Ranks) -> None:
+    """The last test here: the machine stays dead."""
+    process = ranks.mpirun("MPICH", "train", "CartPole-v1", "--name", "headless", *FOREVER)
+    ranks.wait_for_steps("headless")
+    ranks.lab["node1"].crash()
+    process.communicate(timeout=300)
+    wait_for(lambda: not ranks.processes(), "end of all processes")
+    assert len(list(Path("/tmp").glob("fever-ray-*"))) == 1  # the dead machine's
+    assert not (ranks.run("headless") / "job" / "token").exists()

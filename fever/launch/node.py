@@ -147,9 +147,16 @@ class Keeper(Member):
             (self.meeting.path / "exit.json").unlink(missing_ok=True)
 
     def _tidy_for_rank_0(self) -> None:
-        """Leave no token behind where rank 0 cannot see to it, for example because its machine died."""
-        if self.forsaken and (self.meeting.read("plan.json") or {}).get("id") == self.plan["id"]:
-            self.meeting.tidy()
+        """Leave no token behind where rank 0 cannot see to it, because its machine died: it gives no sign of life."""
+        if not self.plan or not (self.forsaken or self.orphaned):
+            return
+        beat, deadline = self.meeting.read_text("alive"), time.monotonic() + BEREFT_SECONDS
+        while (self.meeting.read("plan.json") or {}).get("id") == self.plan["id"]:
+            if self.meeting.read_text("alive") != beat:
+                return
+            if time.monotonic() > deadline:
+                self.meeting.tidy()
+            self.pause()
 
     # rank 0
 
