@@ -159,13 +159,15 @@ class LiveDisplay:
 
 
 class Rate:
-    """Steps per second over the last few seconds."""
+    """Steps per second over the last few seconds; of a first iteration, what it says itself."""
 
     def __init__(self, window: float = 3.0) -> None:
         self.window = window
         self.points: list[tuple[float, int]] = []
+        self.first = 0.0
 
     def add(self, row: dict[str, Any]) -> None:
+        self.first = self.first or row["steps_per_second"]
         self.points.append((row["seconds"], row["steps"]))
         while len(self.points) > 2 and self.points[-1][0] - self.points[0][0] > self.window:
             self.points.pop(0)
@@ -173,7 +175,7 @@ class Rate:
     @property
     def steps_per_second(self) -> float:
         if len(self.points) < 2:
-            return 0.0
+            return self.first
         (early, before), (late, after) = self.points[0], self.points[-1]
         return (after - before) / max(late - early, 1e-9)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fever.display import algorithm_facts, progress_line
+from fever.display import Rate, algorithm_facts, progress_line
 
 COMMON = {"seconds": 3.2, "steps": 24_000, "return_mean": 310.0}
 
@@ -35,3 +35,10 @@ def test_a_line_of_the_log_says_when_a_step_was_refused_and_how_old_the_weights_
     assert "step refused" in progress_line(COMMON | {"step_fraction": 0.0}, 1.0)
     assert "refused" not in progress_line(COMMON | {"step_fraction": 0.5}, 1.0)
     assert "lag 2.1  " in progress_line(COMMON | {"policy_lag": 2.13}, 1.0)
+
+
+def test_the_rate_of_a_first_iteration_is_its_own() -> None:
+    rate = Rate()
+    for seconds, steps in ((4.0, 1000), (5.0, 3000), (6.0, 6000)):
+        rate.add(COMMON | {"seconds": seconds, "steps": steps, "steps_per_second": 250.0})
+        assert rate.steps_per_second == {4.0: 250.0, 5.0: 2000.0, 6.0: 2500.0}[seconds]
