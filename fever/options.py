@@ -190,7 +190,7 @@ def _read_file(
 
     It is fever's, or one of the removed `rllib train -f`: then `FILE:EXPERIMENT` chooses, and old ids are understood.
     """
-    from fever.config import load_yaml
+    from fever.config import is_rllib, load_yaml
     from fever.rllib.translate import is_old_yaml, translate
 
     path, _, experiment = name.rpartition(":") if not Path(name).exists() and ":" in name else (name, "", None)
@@ -198,16 +198,23 @@ def _read_file(
     if not is_old_yaml(values):
         return values, {}, env
     translation = translate(values, path, experiment, env)
+    if is_rllib(translation.values["algo"]):
+        from fever.rllib.settings import known_part
+
+        translation = known_part(translation)
     for note in translation.notes:
         hint(note)
-    repeats = translation.trials or 1  # of every point of a grid, or samples
-    old: dict[str, Any] = {"method": "grid", "seeds": repeats} if translation.grid else {"trials": repeats}
+    old: dict[str, Any] = {"method": "grid"} if translation.grid else {}
+    if translation.trials is not None:  # repeats of every point of a grid, or samples
+        old["seeds" if translation.grid else "trials"] = translation.trials
     return translation.values, {**old, "space": translation.space}, None
 
 
 def _says_workers(values: dict[str, Any]) -> bool:
-    """Whether settings for RLlib say how many workers there are, by either of its names for that."""
-    return bool({"num_env_runners", "num_workers", "num_rollout_workers"} & set(values["settings"]))
+    """Whether settings for RLlib say how many workers there are, by any of its names for that."""
+    from fever.rllib.old_names import RENAMED
+
+    return any(RENAMED.get(name, name) == "num_env_runners" for name in values["settings"])
 
 
 def _divide(assignments: list[str], command: str) -> tuple[dict[str, str], dict[str, Any]]:

@@ -12,15 +12,17 @@ from ray.rllib.env.multi_agent_env import MultiAgentEnv
 
 
 class TwoAgents(MultiAgentEnv):
-    """Two agents for ten steps; each is paid for the action 1, the right one twice."""
+    """Two agents for ten steps; each is paid for the action 1, the right one twice. The left one may see a number."""
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 5}
 
-    def __init__(self, render_mode: str | None = None) -> None:
+    def __init__(self, render_mode: str | None = None, number: bool = False) -> None:
         super().__init__()
-        self.render_mode = render_mode
+        self.render_mode, self.number = render_mode, number
         self.agents = self.possible_agents = ["left", "right"]
         self.observation_spaces = {agent: gym.spaces.Box(-1, 1, (2,)) for agent in self.agents}
+        if number:
+            self.observation_spaces["left"] = gym.spaces.Discrete(3)
         self.action_spaces = {agent: gym.spaces.Discrete(2) for agent in self.agents}
         self.count = 0
 
@@ -36,8 +38,17 @@ class TwoAgents(MultiAgentEnv):
     def render(self) -> np.ndarray:
         return np.full((32, 32, 3), 20 * self.count, np.uint8)
 
-    def _observations(self) -> dict[str, np.ndarray]:
-        return {agent: np.zeros(2, np.float32) for agent in self.agents}
+    def _observations(self) -> dict[str, Any]:
+        seen: dict[str, Any] = {agent: np.zeros(2, np.float32) for agent in self.agents}
+        return {**seen, "left": self.count % 3} if self.number else seen
+
+
+class OfRllib(CartPoleEnv):
+    """As RLlib's documentation writes constructors: all arguments are one mapping."""
+
+    def __init__(self, env_config: Any) -> None:
+        super().__init__()
+        self.length, self.number = env_config["length"], env_config.worker_index
 
 
 class BreaksInStep(CartPoleEnv):

@@ -71,9 +71,36 @@ def test_what_an_old_file_had_as_a_grid_is_searched() -> None:
     assert read(file=str(OLD_FILES / "cartpole-grid-search.yaml")).search is None
 
 
+def test_an_old_file_says_how_many_trials_only_if_it_does(tmp_path: Path) -> None:
+    file = tmp_path / "old.yaml"
+    file.write_text("x: {env: CartPole-v1, run: PPO, config: {}}\n")
+    config = read("tune", file=str(file), settings=["lr=loguniform(1e-5,1e-2)"])
+    assert config.search is not None
+    assert (config.search.trials, config.search.seeds) == (20, 1)
+    file.write_text("x: {env: CartPole-v1, run: PPO, num_samples: 3, config: {}}\n")
+    config = read("tune", file=str(file), settings=["lr=loguniform(1e-5,1e-2)"])
+    assert config.search is not None
+    assert (config.search.trials, config.search.seeds) == (3, 1)
+    file.write_text("x: {env: CartPole-v1, run: PPO, config: {lr: {grid_search: [0.1, 0.2]}}}\n")
+    config = read("tune", file=str(file))
+    assert config.search is not None
+    assert (config.search.method, config.search.seeds) == ("grid", 1)
+
+
+def test_what_rllib_does_not_have_is_left_out_of_files_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    file = tmp_path / "old.yaml"
+    file.write_text("x: {env: CartPole-v1, run: PPO, config: {lr: 0.1, unheard_of: 3}}\n")
+    assert read(file=str(file)).settings == {"lr": 0.1}
+    assert "not translated: unheard_of: rllib:PPO has no such setting" in capsys.readouterr().err
+    assert "unheard_of" in read(file=str(file), settings=["unheard_of=3"]).settings  # and is refused later
+
+
 def test_all_workers_are_for_runs_elsewhere_but_not_for_searches() -> None:
     assert read(env="CartPole-v1", elsewhere=True).workers == "all"
     assert read(env="CartPole-v1", elsewhere=True, workers="1").workers == 1
+    for name in ("num_env_runners", "num_workers", "num_rollout_workers"):
+        assert read(env="CartPole-v1", algo="rllib:PPO", settings=[f"{name}=2"], elsewhere=True).workers is None
     assert read("tune", env="CartPole-v1", settings=["gamma=uniform(0.9,1)"], elsewhere=True).workers is None
 
 

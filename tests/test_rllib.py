@@ -8,11 +8,13 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 
 pytest.importorskip("torch")
 
@@ -23,14 +25,16 @@ from fever.config import RunConfig
 from fever.errors import FeverError, TrainingError
 from fever.evaluate import evaluate, record, source_of
 from fever.rllib import find_class, names
-from fever.rllib.environment import make_one
+from fever.rllib.adapter import RllibLearner, limit_torch_threads
+from fever.rllib.environment import Spaces, called_as_by_rllib, make_one
 from fever.rllib.play import Player
-from fever.rllib.settings import check_settings, describe, split_settings
+from fever.rllib.settings import check_settings, default_config, describe, fill, split_settings
 from fever.rllib.structure import pack, unpack
 from fever.run import Run
 from fever.sources import EnvContext, EnvSource
 from fever.trainer import resume
 from tests.helpers import wait_for, without_ray
+from tests.rllib_parts import TwoAgents
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # RLlib has many; in a run they go to its log
 SMALL: dict[str, Any] = {"train_batch_size_per_learner": 200, "minibatch_size": 50, "num_epochs": 2}
@@ -204,6 +208,151 @@ def _numbers(value: Any) -> list[float]:
     return [float(value)] if isinstance(value, (int, float)) else []
 
 
+def test_observations_that_are_no_vectors_become_some(ray: Any, tmp_path: Path) -> None:
+    result = train(tmp_path, "FrozenLake-v1", observation_filter="MeanStdFilter", workers=1)
+    checkpoint = result.run.checkpoint()
+    weights = checkpoint.arrays("policy/default_policy/")
+    assert weights["encoder.actor_encoder.net.mlp.0.weight"].shape == (256, 16)
+    assert len(evaluate(checkpoint, source_of(result.run), episodes=3).returns) == 3
+    env = gym.make("FrozenLake-v1")
+    observation, _ = env.reset(seed=0)
+    for _ in range(3):
+        observation, *_ = env.step(result.policy.act(observation))
+    with Player(checkpoint, EnvSource("FrozenLake-v1")) as player:
+        assert [type(piece).__name__ for piece in player.runner._env_to_module.connectors[:2]] == [
+            "FlattenObservations", "MeanStdFilter",
+        ]  # fmt: skip
+
+
+def test_agents_see_vectors_where_they_need_to(ray: Any, tmp_path: Path) -> None:
+    result = train(tmp_path, "tests.rllib_parts:TwoAgents", env_kwargs={"number": True}, policies=["left", "right"])
+    weights = result.run.checkpoint().arrays("policy/")
+    name = "encoder.actor_encoder.net.mlp.0.weight"
+    assert (weights[f"left/{name}"].shape, weights[f"right/{name}"].shape) == ((256, 3), (256, 2))
+    assert len(evaluate(result.run.checkpoint(), source_of(result.run), episodes=2).returns) == 2
+
+
+def test_networks_and_connectors_of_ones_own_see_what_there_is() -> None:
+    spaces = Spaces("", "", [], image=False, flattened=[None])
+    own = {"env_to_module_connector": "tests.rllib_parts:TwoAgents"}
+    for settings, flattened in (({}, True), (own, False), ({"rl_module_spec": None}, False)):
+        config = fill(default_config("rllib:PPO"), settings, "rllib:PPO", spaces)
+        connector = config._env_to_module_connector
+        assert (connector is not None and connector is not TwoAgents) is flattened
+    with pytest.raises(FeverError, match="let your env_to_module_connector return it, too"):
+        fill(default_config("rllib:PPO"), {**own, "observation_filter": "MeanStdFilter"}, "rllib:PPO", spaces)
+
+
+def test_policies_and_agents_belong_together() -> None:
+    spaces = Spaces({}, {}, ["left", "right"], image=False, flattened=[])
+
+    def mapping(**settings: Any) -> Any:
+        return fill(default_config("rllib:PPO"), settings, "rllib:PPO", spaces).policy_mapping_fn
+
+    assert mapping(policies=["right", "left"])("left", None) == "left"
+    assert mapping(policies=["a", "b"], policy_mapping_fn="tests.rllib_parts:TwoAgents") is TwoAgents
+    for policies in (["a", "b"], {"a": None}, ["left"]):
+        with pytest.raises(FeverError, match=r"are not named like the agents \(left, right\); .* policy_mapping_fn="):
+            mapping(policies=policies)
+    check_settings("rllib:PPO", {"policies": ["a", "b"]})  # only a look: the agents are not known
+
+
+def test_exploration_is_where_the_checkpoint_has_it(ray: Any, tmp_path: Path) -> None:
+    settings = {
+        "train_batch_size_per_learner": 32, "num_steps_sampled_before_learning_starts": 100, "minibatch_size": None,
+        "num_epochs": 1, "min_sample_timesteps_per_iteration": 200, "epsilon": [[0, 1.0], [300, 0.0]],
+    }  # fmt: skip
+    result = train(tmp_path, algo="rllib:DQN", **settings)
+    checkpoint, source = result.run.checkpoint(), source_of(result.run)
+    greedy, explored = (evaluate(checkpoint, source, episodes=5, deterministic=one) for one in (True, False))
+    assert list(greedy.returns) == list(explored.returns)
+    observation = np.zeros(4, np.float32)
+    assert result.policy.act(observation, deterministic=False) == result.policy.act(observation)
+    other = {**result.run.config.settings, "gym_env_vectorize_mode": "async"}
+    result.run.write_config(result.run.config.model_copy(update={"settings": other}))
+    with Player(result.run.checkpoint(), source) as player:  # its environment is in this process all the same
+        assert isinstance(player.env.unwrapped, CartPoleEnv)
+
+
+def test_without_gpus_one_learner_has_the_batches_of_all(caplog: pytest.LogCaptureFixture) -> None:
+    settings = {**SMALL, "num_learners": 4, "num_gpus_per_learner": 1}
+    learner = make_learner(settings=settings)
+    learner._fit_gpus(cast(Any, SimpleNamespace(ray=SimpleNamespace(cluster_resources=dict))))
+    found = learner.rllib
+    assert (found.num_learners, found.num_gpus_per_learner) == (0, 0)
+    assert (found.train_batch_size_per_learner, found.minibatch_size) == (800, 200)
+    assert "num_learners are 0, train_batch_size_per_learner is 800, minibatch_size is 200" in caplog.text
+    learner = make_learner(settings={**SMALL, "num_gpus_per_learner": 1})
+    learner._fit_gpus(cast(Any, SimpleNamespace(ray=SimpleNamespace(cluster_resources=dict))))
+    assert learner.rllib.train_batch_size_per_learner == 200
+
+
+def test_what_cannot_be_built_is_said_with_its_spaces() -> None:
+    learner = make_learner()
+    learner.rllib = SimpleNamespace(build_algo=lambda: int("no such encoder"))
+    with pytest.raises(FeverError, match=r"PPO for CartPole-v1 \(observations: Box.*, actions: Discrete\(2\)\): "):
+        learner._build()
+
+
+def make_learner(**fields: Any) -> RllibLearner:
+    config = RunConfig(env="CartPole-v1", algo="rllib:PPO", workers=0, envs=1, **fields)
+    spaces = Spaces("Box(4,)", "Discrete(2)", [], image=False, flattened=[])
+    return RllibLearner(config, EnvSource("CartPole-v1"), spaces)
+
+
+@pytest.mark.parametrize("widths", [64, None, ["wide"], [[64]]])
+def test_any_model_has_threads(widths: Any) -> None:
+    """One of one's own may have settings of any kind."""
+    limit_torch_threads(SimpleNamespace(model_config={"fcnet_hiddens": widths}), make_learner().spaces)
+
+
+def test_constructors_of_rllib_get_one_mapping() -> None:
+    source = EnvSource("tests.rllib_parts:OfRllib", {"length": 3})
+    env: Any = make_one(source, EnvContext(worker_index=2))
+    assert (env.length, env.number) == (3, 2)
+    prepare(RunConfig(env=source.name, env_kwargs=source.kwargs, algo="rllib:PPO", workers=0), source, print)
+
+
+def one(env_config: Any) -> None: ...
+def optional(config: Any = None) -> None: ...
+def beside(cfg: Any, size: int = 3) -> None: ...
+def both(config: Any, size: int = 3) -> None: ...
+def scalar(size: int) -> None: ...
+def named(size: int = 3) -> None: ...
+def open_ended(config: Any = None, **more: Any) -> None: ...
+def with_context(env_config: Any, workdir: Path) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("constructor", "given", "called"),
+    [
+        (one, {}, {"env_config": {}}),
+        (one, {"size": 4}, {"env_config": {"size": 4}}),
+        (one, {"env_config": {"size": 4}}, {"env_config": {"size": 4}}),
+        (optional, {}, {}),
+        (optional, {"size": 4}, {"config": {"size": 4}}),
+        (optional, {"config": {"size": 4}}, {"config": {"size": 4}}),
+        (beside, {"width": 4}, {"cfg": {"width": 4}}),
+        (beside, {"size": 4}, {"size": 4}),  # which says what is missing
+        (both, {"size": 4}, {"config": {"size": 4}}),
+        (scalar, {}, {}),
+        (scalar, {"sise": 4}, {"sise": 4}),
+        (named, {"sise": 4}, {"sise": 4}),
+        (open_ended, {"size": 4}, {"size": 4}),
+        (with_context, {"size": 4}, {"env_config": {"size": 4}}),
+    ],
+)
+def test_arguments_of_constructors(constructor: Any, given: dict[str, Any], called: dict[str, Any]) -> None:
+    assert called_as_by_rllib(EnvSource(constructor, given)).kwargs == called
+
+
+def test_many_environments_in_one_are_refused_as_such() -> None:
+    source = EnvSource("tests.environments:NextStepCounters")
+    assert called_as_by_rllib(source) is source
+    with pytest.raises(FeverError, match="is many environments in one"):
+        make_one(source, EnvContext())
+
+
 def test_an_algorithm_of_ones_own(ray: Any, tmp_path: Path) -> None:
     result = train(tmp_path, algo="rllib:tests.rllib_parts:OwnAlgorithm", own_setting=3)
     assert Run(tmp_path / "runs" / "run").metrics()[-1]["own_metric"] == 3
@@ -233,6 +382,10 @@ def test_what_fails_inside_is_one_sentence(ray: Any, tmp_path: Path) -> None:
             "rllib:PPO",
             {"model_config": {"fcnet_hidens": [3]}},
             "no setting fcnet_hidens; did you mean fcnet_hiddens",
+        ),
+        *(
+            ("rllib:PPO", {"model_config": {"fcnet_hiddens": widths}}, "it is a list of whole numbers")
+            for widths in (64, None, ["a"], [64.0])
         ),
         ("rllib:PPO", {"num_workers": "many"}, "cannot be used"),
     ],

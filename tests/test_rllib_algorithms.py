@@ -5,15 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
 import fever as library
+from fever.config import RunConfig, load_yaml, validate
 from fever.errors import FeverError, TrainingError
 from fever.evaluate import evaluate, source_of
 from fever.rllib import names
+from fever.rllib.environment import MakeEnv, look_at
+from fever.rllib.play import make_runner
+from fever.rllib.settings import known_part, split_settings
+from fever.run import Run
+from fever.sources import EnvSource
+from fever.trainer import resume
+from fever.tune import search
+from fever.workers import search_path
 from tests.conftest import ROOT
+from tests.test_translate import EXPERIMENTS, example
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 REPLAY = {"train_batch_size_per_learner": 32, "num_steps_sampled_before_learning_starts": 100}
@@ -82,6 +93,65 @@ def test_trains_saves_and_plays(name: str, env: str, recorded: dict[str, str], t
     if name != "DreamerV3":  # whose state is more than an observation
         assert env_takes(env, result.policy)
     assert len(evaluate(result.run.checkpoint(), source_of(result.run), episodes=1).returns) == 1
+
+
+@pytest.mark.parametrize("name", ["DQN", "IMPALA"])
+def test_goes_on_from_its_checkpoint(name: str, ray: Any, tmp_path: Path) -> None:
+    """From replay, whose buffer is filled anew, and from a stream."""
+    workers, stop = int(SETTINGS[name] is STREAM), {"steps": 600, "window": 1}
+    first = library.train("CartPole-v1", f"rllib:{name}", runs=tmp_path, workers=workers, stop=stop, **SETTINGS[name])
+    run, before = first.run, first.run.checkpoint()
+    steps = before.manifest["steps"]
+    more = run.config.model_copy(update={"stop": run.config.stop.model_copy(update={"steps": steps + 600})})
+    with pytest.raises(FeverError, match="add --trust"):
+        resume(run, more)
+    assert resume(run, more, trust=True).summary["steps"] >= steps + 600
+    rows = run.metrics()
+    assert [row["iteration"] for row in rows] == list(range(1, len(rows) + 1))
+    counted = [row["steps"] for row in rows]
+    assert counted == sorted(counted)
+    assert workers or counted[before.iteration] - steps == 200, "steps of the first part are counted once"
+    after = run.checkpoint().arrays("policy/")
+    moved = [np.abs(after[key] - value).max() for key, value in before.arrays("policy/").items()]
+    assert 0 < max(moved) < 0.3, "it went on from those weights"
+
+
+def test_a_search(ray: Any, tmp_path: Path) -> None:
+    values = {
+        "env": "tests.rllib_parts:OfRllib", "env_kwargs": {"length": 3}, "algo": "rllib:PPO",
+        "settings": SETTINGS["PPO"], "stop": {"iterations": 2, "window": 1},
+        "runs": str(tmp_path), "name": "search", "search": {"space": {"lr": "choice(1e-3,1e-4)"}, "method": "grid"},
+    }  # fmt: skip
+    summary = search(validate(RunConfig, values, "the test"))
+    assert (summary["trials"], summary["failed"], summary["stop_reason"]) == (2, 0, "trials")
+    run = Run(tmp_path / "search")
+    trials = [Run(run.path / "trials" / name) for name in ("0001", "0002")]
+    assert [trial.config.settings["lr"] for trial in trials] == [1e-3, 1e-4]
+    assert all(trial.metrics()[-1]["iteration"] == 2 and trial.checkpoint().files.is_dir() for trial in trials)
+    best = validate(RunConfig, load_yaml(run.path / "best.yaml"), "best.yaml")
+    assert best.settings["lr"] == summary["best"]["settings"]["lr"]
+    for file in ("summary.json", "tune/tuner.pkl", "trials/0001/summary.json"):  # as if it had been cut off
+        (run.path / file).unlink()
+    with pytest.raises(FeverError, match="reads RLlib's pickles"):
+        search(run.config, run=run)
+    longer = run.config.model_copy(update={"stop": run.config.stop.model_copy(update={"iterations": 3})})
+    assert search(longer, run=run, trust=True)["failed"] == 0
+    assert [len(trial.metrics()) for trial in trials] == [3, 2], "one went on, the other had ended"
+
+
+@pytest.mark.parametrize(("file", "name"), [one for one in EXPERIMENTS if "apex" not in one[1]])
+def test_examples_can_be_built(file: str, name: str, tmp_path: Path) -> None:
+    """Their environments, connectors and networks, in one process."""
+    found = known_part(example(file, name))
+    assert not any("has no such setting" in note for note in found.notes)
+    config = split_settings(validate(RunConfig, {**found.values, "workers": 0, "envs": 1}, file))[0]
+    source = EnvSource(config.env, config.env_kwargs)
+    runner = make_runner(config, look_at(source, tmp_path), MakeEnv(source, tmp_path, search_path()))
+    try:
+        (episode,) = runner.sample(num_timesteps=4, explore=True)
+        assert episode.env_steps() == 4
+    finally:
+        runner.stop()
 
 
 def env_takes(name: str, policy: Any) -> bool:

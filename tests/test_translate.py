@@ -14,9 +14,21 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
+from fever.algos import config_of
 from fever.config import RunConfig, load_yaml, validate
 from fever.errors import FeverError
-from fever.rllib.old_names import GAMES, MODEL_NAMES, OWN, RENAMED, RENAMED_FOR, RLLIB, RUN_SETTINGS, VERSIONS
+from fever.rllib.old_names import (
+    APEX_BATCH,
+    APEX_UPDATES,
+    GAMES,
+    MODEL_NAMES,
+    OWN,
+    RENAMED,
+    RENAMED_FOR,
+    RLLIB,
+    RUN_SETTINGS,
+    VERSIONS,
+)
 from fever.rllib.reader import rename
 from fever.rllib.translate import Translation, is_old_yaml, present_env, translate
 from fever.rllib.words import understand_words
@@ -57,8 +69,6 @@ def test_examples_are_configurations(file: str, name: str) -> None:
     assert config.stop.or_default(None) == config.stop  # the file's own rules
     assert config.algo.removeprefix("rllib:") in (*RLLIB, "apex")
     if config.algo == "apex":
-        from fever.algos import config_of
-
         validate(config_of("apex"), config.settings, "apex")
     else:
         assert rename(found.values["settings"], config.algo)[0] == found.values["settings"]  # all are present names
@@ -171,6 +181,49 @@ def test_apex_is_fevers_own() -> None:
     assert "noisy" not in said  # it was off
 
 
+def test_apex_of_2018() -> None:
+    """As RLlib's own experiments wrote it: the buffer and the schedule of exploration at the top, `gpu`."""
+    config = {
+        "double_q": False, "dueling": False, "num_atoms": 1, "noisy": False, "n_step": 3, "lr": 0.0002,
+        "adam_epsilon": 0.0002, "hiddens": [512], "buffer_size": 500_000, "schedule_max_timesteps": 1_000_000,
+        "exploration_final_eps": 0.02, "exploration_fraction": 0.2, "prioritized_replay_alpha": 0.6,
+        "beta_annealing_fraction": 1.0, "final_prioritized_replay_beta": 1.0, "gpu": True, "num_workers": 4,
+        "num_envs_per_worker": 2, "sample_batch_size": 50, "train_batch_size": 256,
+        "target_network_update_freq": 20_000, "timesteps_per_iteration": 10_000,
+    }  # fmt: skip
+    found = old("APEX", "QbertNoFrameskip-v4", **config)
+    assert (found.values["env"], found.values["algo"]) == ("ALE/Qbert-v5", "apex")
+    assert (found.values["workers"], found.values["envs"]) == (4, 2)
+    assert found.values["settings"] == {
+        "double": False, "dueling": False, "n_step": 3, "learning_rate": 0.0002, "convolution_features": 512,
+        "buffer": 500_000, "priority_exponent": 0.6, "explore_steps": 50, "batch": 256, "target": "hard",
+        "target_updates": 80, "report_steps": 10_000,
+    }  # fmt: skip
+    validate(config_of("apex"), found.values["settings"], "apex")
+    lost = " ".join(note for note in found.notes if note.startswith("not translated"))
+    assert all(name in lost for name in ("adam_epsilon", "beta_annealing_fraction", "exploration_final_eps"))
+    assert "gpu" not in lost
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_impala_of_2018() -> None:
+    schedule = [[0, 0.0004], [10_000_000, "1e-12"]]
+    config = {"sample_batch_size": 100, "train_batch_size": 400, "num_workers": 8, "num_envs_per_worker": 5}
+    found = old("IMPALA", "BreakoutNoFrameskip-v4", **config, lr_schedule=schedule)
+    assert (found.values["env"], found.values["algo"]) == ("ALE/Breakout-v5", "rllib:IMPALA")
+    assert (found.values["workers"], found.values["envs"]) == (8, 5)
+    assert found.values["settings"] == {
+        "lr": [[0, 0.0004], [10_000_000, 1e-12]], "rollout_fragment_length": 100, "train_batch_size_per_learner": 400,
+    }  # fmt: skip
+    assert not any(note.startswith("not translated") for note in found.notes)
+    rllib_config("rllib:IMPALA").update_from_dict(found.values["settings"]).validate()
+
+
+def test_defaults_of_apex_are_its_own() -> None:
+    fields = config_of("apex").model_fields
+    assert (fields["batch"].default, fields["updates"].default) == (APEX_BATCH, APEX_UPDATES)
+
+
 def test_apex_of_vectors_has_all_its_layers() -> None:
     found = old("APEX_DQN", hiddens=[64], model={"fcnet_hiddens": [32, 16]}, training_intensity=4, noisy=True)
     assert found.values["settings"] == {"hidden": [32, 16, 64], "replay_ratio": 4}
@@ -267,6 +320,29 @@ def test_stop_rules(rules: dict[str, Any], expected: dict[str, Any]) -> None:
     assert old("PPO", beside={"stop": rules}).values["stop"] == expected
 
 
+@pytest.mark.parametrize("rules", [{"evaluation/env_runners/episode_return_mean": 5}, {"evaluation": {"x": 5}}])
+def test_stop_rules_of_evaluation_are_not_those_of_training(rules: dict[str, Any]) -> None:
+    found = old("PPO", beside={"stop": {**rules, "training_iteration": 3}})
+    assert found.values["stop"] == {"iterations": 3}
+    assert any(note.startswith("not translated: stop.evaluation") for note in found.notes)
+    name = "evaluation/env_runners/episode_return_mean"
+    assert old("BC", beside={"stop": {name: 5}}).values["stop"] == {"reward": 5, "window": 100}  # it has no other
+
+
+def test_settings_that_rllib_does_not_have_are_left_out_and_named() -> None:
+    pytest.importorskip("torch")
+    from fever.rllib.settings import known_part
+
+    config = {"lr": 0.1, "prediction_horizon": 3, "unroll": {"grid_search": [1, 2]}, "zigzag": False, "lambda": 0.9}
+    found = known_part(old("DQN", **config))
+    assert (found.values["settings"], found.space) == ({"lr": 0.1}, {})
+    assert found.notes[0] == "not translated: prediction_horizon, unroll, lambda_: rllib:DQN has no such setting"
+    kept = old("PPO", gamma={"grid_search": [0.9, 0.99]}, observation_filter="NoFilter")
+    assert known_part(kept) == kept
+    unknown = old("Nothing", lr=0.1)
+    assert known_part(unknown) == unknown  # what is wrong there is said later
+
+
 def test_what_cannot_be_translated_is_named() -> None:
     config = {
         "model": {"custom_model": "mine", "zero_mean": True, "use_attention": False},
@@ -291,6 +367,8 @@ def test_several_gpus_are_learners() -> None:
     settings = example("halfcheetah-ppo.yaml").values["settings"]
     assert (settings["num_learners"], settings["num_gpus_per_learner"]) == (4, 1)
     assert (settings["train_batch_size_per_learner"], settings["minibatch_size"]) == (65536 // 4, 4096 // 4)
+    assert "without a GPU, one learner takes the batches of all" in example("halfcheetah-ppo.yaml").notes
+    assert "without a GPU, num_gpus_per_learner is ignored" in example("atari-impala.yaml").notes
 
 
 def test_buffers() -> None:
@@ -367,6 +445,9 @@ def test_settings_of_the_command_line() -> None:
         "num_epochs": 10, "num_env_runners": 3, "model_config": {"fcnet_hiddens": [8], "use_lstm": True},
     }  # fmt: skip
     assert notes == ["other names now: num_sgd_iter is num_epochs, num_workers is num_env_runners"]
+    assert rename({"max_requests_in_flight_per_sampler_worker": 3}, "rllib:IMPALA")[0] == {
+        "max_requests_in_flight_per_env_runner": 3
+    }
     present = {
         "num_epochs": 2,
         "rollout_fragment_length": 100,

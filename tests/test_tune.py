@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import signal
+import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,9 +28,10 @@ from fever.tune.records import Record, append, ranked, read, write_best
 from fever.tune.score import BUDGET, Course, mean_score
 from fever.tune.space import check_space, parse, parse_dimension
 from fever.tune.store import Folder, Keeper, Store
-from fever.tune.study import check_kind, resolve, rllib_bundles
+from fever.tune.study import check_kind, may_resume, resolve, rllib_bundles
 from fever.tune.table import LiveTable, PlainTable, QuietTable, closing_lines
 from fever.tune.trial import Plan, Trial
+from tests.environments import TimeLimitEnv
 from tests.helpers import without_ray
 
 SMALL = {"steps": 32, "minibatch": 64, "epochs": 4}  # settings of PPO that learn in seconds
@@ -143,6 +146,14 @@ def test_trials_have_no_workers_unless_told(tmp_path: Path, fields: dict[str, An
         ({"scheduler": "pbt", "seeds": 2}, "one seed"),
         ({"scheduler": "pbt", "trials": 1}, "at least two trials"),
         ({"env": "CartPole-v9"}, "there is no environment"),
+        (
+            {"algo": "rllib:PPO", "settings": {}, "space": {"num_env_runners": "choice(1,2)"}},
+            "num_env_runners cannot be searched: all trials have the same; give it as --workers",
+        ),
+        (
+            {"algo": "rllib:PPO", "settings": {}, "space": {"num_envs_per_worker": "choice(1,2)"}},
+            "num_envs_per_worker cannot be searched: .* --envs",
+        ),
     ],
 )
 def test_searches_that_cannot_work_are_refused_before_anything_starts(
@@ -209,13 +220,15 @@ def keeper(ray: Any, tmp_path: Path) -> Any:
     ray.kill(actor)
 
 
-def make_trial(tmp_path: Path, keeper: Any, number: int, seeds: int = 1, copies: bool = False, **fields: Any) -> Trial:
+def make_trial(
+    tmp_path: Path, keeper: Any, number: int, seeds: int = 1, copies: bool = False, env: Any = None, **fields: Any
+) -> Trial:
     """A trial as on another machine: its folder is sent to `tmp_path/home`."""
     config = configure(tmp_path, **fields)
     space = parse({"learning_rate": "loguniform(1e-5,1e-2)"})
     plan = Plan(config.model_copy(update={"search": None}), space, seeds, copies, Store(tmp_path, "", keeper), "")
     folder = Folder(tmp_path / f"away-{number}", keeper)
-    return Trial(plan, folder, EnvSource("CartPole-v1"), number, {"learning_rate": 1e-3})
+    return Trial(plan, folder, EnvSource(env or "CartPole-v1"), number, {"learning_rate": 1e-3})
 
 
 def test_trial_elsewhere_is_cut_off_sent_home_and_goes_on_there(tmp_path: Path, keeper: Any) -> None:
@@ -294,6 +307,27 @@ def test_runs_of_rllib_are_known_by_their_present_names(tmp_path: Path) -> None:
         if same:
             shutil.rmtree(left.path)
         assert not left.path.exists(), "another trial's is removed"
+
+
+class Leaving(TimeLimitEnv):
+    """Calls exit() after some steps, as a library may that has lost its licence."""
+
+    left = 300
+
+    def step(self, action: Any) -> Any:
+        self.left -= 1
+        return super().step(action) if self.left else sys.exit("no licence")
+
+
+def test_trial_whose_environment_exits_fails(tmp_path: Path) -> None:
+    trial = make_trial(tmp_path, None, 1, env=Leaving)
+    trial.thread.start()
+    report = trial.reports.get(timeout=240)
+    while isinstance(report, dict):
+        trial.may_go_on.release()
+        report = trial.reports.get(timeout=240)
+    assert isinstance(report, TrainingError)
+    assert str(report) == "it was ended from inside, by SystemExit('no licence')"
 
 
 def test_trial_without_an_episode_says_so(tmp_path: Path, keeper: Any) -> None:
@@ -420,11 +454,42 @@ def test_asha_stops_bad_trials_early(ray: Any, tmp_path: Path) -> None:
     assert early.checkpoints(), "it could be gone on with"
 
 
+class Abreast(TimeLimitEnv):
+    """Waits for the other one of two trials wherever that is behind, until one has gone on from a copy: so they are
+    compared, and the copy is fetched before it has gone."""
+
+    def __init__(self, workdir: Path, limit: int = 10) -> None:
+        super().__init__(limit)
+        self.run = workdir.parents[1]
+        self.other = self.run.with_name({"0001": "0002"}.get(self.run.name, "0001"))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        deadline, own = time.monotonic() + 240, self._steps(self.run)
+        copies = [run / "copied.json" for run in (self.run, self.other)]
+        while own > self._steps(self.other) + 300 and time.monotonic() < deadline:
+            if any(path.exists() for path in copies):
+                break
+            time.sleep(0.02)
+        return super().reset(seed=seed, options=options)
+
+    @staticmethod
+    def _steps(run: Path) -> float:
+        """That a run has learned from; it may be over, or not have begun, or about to go on from a copy."""
+        try:
+            if json.loads((run / "summary.json").read_text())["stop_reason"] != "interrupted":
+                return float("inf")
+        except (OSError, ValueError):
+            pass
+        try:
+            return json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["steps"]
+        except (OSError, ValueError, LookupError):
+            return 0
+
+
 def test_pbt_goes_on_from_copies_of_good_trials(ray: Any, tmp_path: Path) -> None:
     config = configure(
         tmp_path,
-        "tests.environments:TogetherEnv",
-        env_kwargs={"folder": str(tmp_path / "begun"), "others": 2, "milliseconds": 1, "limit": 10},
+        "tests.test_tune:Abreast",
         space={"learning_rate": "loguniform(1e-6,1e-2)"},
         scheduler="pbt",
         trials=2,
@@ -490,6 +555,19 @@ def test_trial_that_would_wait_for_ever_is_refused(tmp_path: Path) -> None:
         trial_bundles(study, TWO_CORES)  # type: ignore[arg-type]
 
 
+def test_process_that_no_machine_has_room_for_is_refused(tmp_path: Path) -> None:
+    from fever.tune.tuner import trial_bundles
+
+    study = make_study(tmp_path, algo="rllib:PPO", workers=1, settings={"num_cpus_per_env_runner": 3})
+    two = [Machine("one", "host-1", 2.0), Machine("two", "host-2", 2.0)]
+    cluster = SimpleNamespace(machines=lambda: two, cores=4.0, ray=TWO_CORES.ray)
+    sentence = (
+        "one trial of rllib:PPO needs 3 cores for one process, but no machine has more than 2; lower num_cpus_per"
+    )
+    with pytest.raises(FeverError, match=sentence):
+        trial_bundles(study, cluster)  # type: ignore[arg-type]
+
+
 class Interrupting(QuietTable):
     """Presses Ctrl-C when one trial is over and the next one is under way."""
 
@@ -525,6 +603,18 @@ def test_interrupted_search_goes_on(ray: Any, tmp_path: Path) -> None:
     metrics = (run.path / "trials" / "0002" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["iteration"] for line in metrics] == list(range(1, len(metrics) + 1))
     assert len(metrics) > before
+
+
+def test_trials_with_pickles_are_not_gone_on_with_unless_trusted(tmp_path: Path) -> None:
+    """Whoever made the directory need not have left Ray Tune's own: the search begins anew, its trials do not."""
+    run = Run.create(
+        configure(tmp_path, algo="rllib:PPO", settings={}, space={"lr": "uniform(0,1)"}, name="theirs"), {}
+    )
+    assert not may_resume(run, trust=False)
+    (run.path / "trials" / "0001" / "checkpoints" / "000001" / "files").mkdir(parents=True)
+    with pytest.raises(FeverError, match=r"reads RLlib's pickles in .*/trials, which can run any program; .* --trust"):
+        search(run.config, run=run)
+    assert not may_resume(run, trust=True)
 
 
 def test_search_that_fails_leaves_what_there_is(ray: Any, tmp_path: Path, searched: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ from fever.errors import FeverError, TrainingError
 from fever.layout import choose_workers
 from fever.process import errors_to
 from fever.rllib import require_rllib, silence
-from fever.rllib.environment import MakeEnv, Spaces, look_at
+from fever.rllib.environment import MakeEnv, Spaces, called_as_by_rllib, look_at
 from fever.rllib.metrics import (
     NO_SECONDS,
     episodes_of,
@@ -76,7 +76,7 @@ def with_defaults(config: RunConfig) -> RunConfig:
 
 def rllib_config(config: RunConfig, spaces: Spaces, env: str) -> Any:
     """RLlib's configuration of a run, whose environment is registered under a name."""
-    filled = fill(default_config(config.algo), config.settings, config.algo, spaces.agents)
+    filled = fill(default_config(config.algo), config.settings, config.algo, spaces)
     workers = config.workers if isinstance(config.workers, int) else 0
     with silence():
         filled.environment(env=env, env_config={})
@@ -113,16 +113,11 @@ class RllibLearner:
         """Build RLlib's algorithm with its runners of environments."""
         from ray.tune.registry import register_env
 
-        needed = self._cores()
-        cluster = connect(math.ceil(needed))
+        cluster = connect(math.ceil(self._cores()))
         try:
-            if needed > cluster.cores:
-                raise FeverError(
-                    f"{self.config.algo} wants {needed:g} cores for its processes, but there are {cluster.cores:g}; "
-                    "lower --workers or num_learners"
-                )
             cluster.require_gpus(place.gpus * self.rllib.num_env_runners)
             self._fit_gpus(cluster)
+            require_cores(self.config.algo, self.bundles()[1:], cluster)
             limit_torch_threads(self.rllib, self.spaces)
             register_env(self.name, MakeEnv(self.source, place.workdir, search_path()))
             self.rllib.debugging(seed=self.config.seed + place.generation * SEEDS_APART)
@@ -136,12 +131,17 @@ class RllibLearner:
         return RllibPool(self.algorithm, self.rllib.num_env_runners, cluster)
 
     def _fit_gpus(self, cluster: Cluster) -> None:
-        """Learn on CPUs where there is no GPU, unless one was insisted on."""
+        """Learn on CPUs where there is no GPU, unless one was insisted on: one learner with the batches of all."""
+        rllib, learners = self.rllib, self.rllib.num_learners
         if self.config.device == "gpu":
-            cluster.require_gpus(self.rllib.num_gpus_per_learner * max(1, self.rllib.num_learners))
-        elif self.rllib.num_gpus_per_learner and not cluster.ray.cluster_resources().get("GPU"):
-            logging.warning("there is no GPU: num_gpus_per_learner and num_learners are 0")
-            self.rllib.learners(num_gpus_per_learner=0, num_learners=0)
+            cluster.require_gpus(rllib.num_gpus_per_learner * max(1, learners))
+        elif rllib.num_gpus_per_learner and not cluster.ray.cluster_resources().get("GPU"):
+            sizes = ("train_batch_size_per_learner", "minibatch_size") if learners > 1 else ()
+            whole = {name: size * learners for name in sizes if (size := getattr(rllib, name, None))}
+            note = "".join(f", {name} is {size}" for name, size in whole.items())
+            logging.warning("there is no GPU: num_gpus_per_learner and num_learners are 0%s", note)
+            rllib.learners(num_gpus_per_learner=0, num_learners=0)
+            rllib.training(**whole)
 
     def _go_on(self, checkpoint: Path) -> None:
         """Read RLlib's own checkpoint; replay buffers are not in it and begin anew."""
@@ -172,7 +172,8 @@ class RllibLearner:
             if isinstance(cause, FeverError):
                 raise cause from None
             logging.exception("RLlib could not build %s", self.config.algo)
-            what = f"{self.config.algo} for {self.config.env} (actions: {self.spaces.action})"
+            spaces = f"observations: {self.spaces.observation}, actions: {self.spaces.action}"
+            what = f"{self.config.algo} for {self.config.env} ({spaces})"
             raise FeverError(f"RLlib cannot build {what}: {first_sentence(cause)}") from error
 
     def _cores(self) -> float:
@@ -238,6 +239,22 @@ class RllibLearner:
         self.steps = state.facts["steps"]
 
 
+def require_cores(who: str, bundles: list[dict[str, float]], cluster: Cluster) -> None:
+    """Refuse processes that would wait for ever for cores: together there are too few, or no machine has so many."""
+    wanted = [bundle.get("CPU", 0.0) for bundle in bundles]
+    if sum(wanted) > cluster.cores:
+        raise FeverError(
+            f"{who} needs {sum(wanted):g} cores for its processes, but there are {cluster.cores:g}; "
+            "lower --workers or num_learners"
+        )
+    largest = max((machine.cores for machine in cluster.machines()), default=0.0)
+    if max(wanted, default=0.0) > largest:
+        raise FeverError(
+            f"{who} needs {max(wanted):g} cores for one process, but no machine has more than {largest:g}; "
+            "lower num_cpus_per_env_runner or num_cpus_per_learner"
+        )
+
+
 class RllibFiles:
     """RLlib's own checkpoint, which holds pickles."""
 
@@ -286,8 +303,8 @@ def limit_torch_threads(rllib: Any, spaces: Spaces) -> None:
     """One thread where the network is small: handing such pieces around costs PyTorch several times what it saves."""
     import torch
 
-    model = rllib.model_config
-    widths = [*model.get("fcnet_hiddens", ()), *model.get("head_fcnet_hiddens", ())]
+    parts = [rllib.model_config.get(name) for name in ("fcnet_hiddens", "head_fcnet_hiddens")]
+    widths = [one for part in parts if isinstance(part, list | tuple) for one in part if isinstance(one, int)]
     if not spaces.image and max(widths, default=0) <= SMALL_WIDTH:
         torch.set_num_threads(1)
 
@@ -299,7 +316,7 @@ def _all_workers(config: RunConfig, source: EnvSource, spaces: Spaces) -> tuple[
     left = max(1, cores - math.ceil(others))
     if config.workers == "auto" and not spaces.agents:
         with tempfile.TemporaryDirectory(prefix="fever-") as folder:
-            envs = make_envs(source, 1, EnvContext(workdir=Path(folder)))
+            envs = make_envs(called_as_by_rllib(source), 1, EnvContext(workdir=Path(folder)))
             try:
                 return choose_workers(envs, left)
             finally:

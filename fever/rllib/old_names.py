@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from fever.algos import ALGORITHMS
 
@@ -61,7 +62,9 @@ _OLD_NAMES = {  # present name -> those that it had
     "lr": "lr_schedule",
     "entropy_coeff": "entropy_coeff_schedule",
     "rollout_fragment_length": "sample_batch_size",
-    "max_requests_in_flight_per_env_runner": "max_sample_requests_in_flight_per_worker",
+    "explore": "exploration_enabled",
+    "max_requests_in_flight_per_env_runner": "max_sample_requests_in_flight_per_worker "
+    "max_requests_in_flight_per_sampler_worker",
     "num_aggregator_actors_per_learner": "num_aggregation_workers",
     "max_requests_in_flight_per_aggregator_actor": "max_requests_in_flight_per_aggregator_worker",
     "restart_failed_env_runners": "recreate_failed_workers recreate_failed_env_runners",
@@ -172,7 +175,8 @@ APEX_LOST = {
     "min_time_s_per_iteration": "iterations are counted in steps",
 }
 APEX_NEEDS_NO = ("compress_observations", "batch_mode")
-NEUTRAL = {  # values that ask for nothing
+OFF: tuple[Any, ...] = (None, False, 0, "", [], {})  # values that ask for nothing, of any setting
+NEUTRAL = {  # and of one
     "num_multi_gpu_tower_stacks": 1, "minibatch_buffer_size": 1, "num_atoms": 1, "tau": 1.0,
     "observation_filter": "NoFilter",
 }  # fmt: skip

@@ -20,7 +20,7 @@ from fever.errors import FeverError
 from fever.evaluate import frame_of
 from fever.rllib import require_rllib, silence
 from fever.rllib.adapter import rllib_config
-from fever.rllib.environment import MakeEnv, look_at
+from fever.rllib.environment import MakeEnv, Spaces, look_at
 from fever.rllib.settings import validated
 from fever.rllib.structure import unpack
 from fever.run import Run
@@ -43,19 +43,8 @@ class Player:
         config = Run(checkpoint.path.parents[1]).config
         config = config.model_copy(update={"workers": 0, "envs": 1, "seed": seed, "gpus_per_worker": 0.0})
         with silence():
-            self.runner = self._runner(config, MakeEnv(source, workdir, search_path(), render=film))
+            self.runner = make_runner(config, self.spaces, MakeEnv(source, workdir, search_path(), render=film))
             self._load(checkpoint)
-
-    def _runner(self, config: RunConfig, make: MakeEnv) -> Any:
-        from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
-        from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
-        from ray.tune.registry import register_env
-
-        name = f"fever-{uuid.uuid4().hex}"
-        register_env(name, make)
-        rllib = rllib_config(config, self.spaces, name)
-        kind = rllib.env_runner_cls or (MultiAgentEnvRunner if self.spaces.agents else SingleAgentEnvRunner)
-        return kind(config=validated(rllib, config.algo), worker_index=0, num_workers=0)
 
     @property
     def env(self) -> Any:
@@ -75,7 +64,8 @@ class Player:
                 policy, _, parameter = name.removeprefix(WEIGHTS_PREFIX).partition("/")
                 policies.setdefault(policy, {})[parameter] = value
         connectors = unpack(facts["connectors"], arrays)
-        state = {"rl_module": policies}
+        self.steps = checkpoint.manifest["steps"]  # exploration may depend on them
+        state: dict[str, Any] = {"rl_module": policies, "num_env_steps_sampled_lifetime": self.steps}
         state |= {f"{name}_connector": value for name, value in connectors.items()}
         self.runner.set_state(state)
 
@@ -85,6 +75,20 @@ class Player:
     def __exit__(self, *error: object) -> None:
         self.runner.stop()
         self.folder.cleanup()
+
+
+def make_runner(config: RunConfig, spaces: Spaces, make: MakeEnv) -> Any:
+    """RLlib's runner of one environment in this process, with networks and connectors that have learned nothing."""
+    from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
+    from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+    from ray.tune.registry import register_env
+
+    name = f"fever-{uuid.uuid4().hex}"
+    register_env(name, make)
+    rllib = rllib_config(config, spaces, name)
+    rllib.env_runners(gym_env_vectorize_mode="sync")  # the one environment is looked into
+    kind = rllib.env_runner_cls or (MultiAgentEnvRunner if spaces.agents else SingleAgentEnvRunner)
+    return kind(config=validated(rllib, config.algo), worker_index=0, num_workers=0)
 
 
 def play(
@@ -135,7 +139,7 @@ class RllibPolicy:
         with Player(checkpoint, source) as player:
             if player.spaces.agents:
                 raise FeverError(f"{config.env} has several agents; their policies play together by: fever eval")
-            self.runner = player.runner
+            self.runner, self.steps = player.runner, player.steps
             self.spaces = player.runner.env.single_observation_space, player.runner.env.single_action_space
         self.reset()
 
@@ -160,8 +164,9 @@ class RllibPolicy:
         runner, explore = self.runner, not deterministic
         with silence():
             common = {"episodes": [self._episode], "explore": explore, "rl_module": runner.module, "shared_data": {}}
-            forward = runner.module.forward_exploration if explore else runner.module.forward_inference
-            taken = runner._module_to_env(batch=forward(runner._env_to_module(**common)), **common)
+            batch, module = runner._env_to_module(**common), runner.module
+            outputs = module.forward_exploration(batch, t=self.steps) if explore else module.forward_inference(batch)
+            taken = runner._module_to_env(batch=outputs, **common)
         actions = taken.pop(Columns.ACTIONS)
         for_env = taken.pop(Columns.ACTIONS_FOR_ENV, actions)
         self._last = actions[0], {name: values[0] for name, values in taken.items()}

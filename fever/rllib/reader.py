@@ -19,6 +19,8 @@ from fever.rllib.old_names import (
     MODEL_PREFIXES,
     NESTED,
     NEUTRAL,
+    OFF,
+    OFFLINE,
     OLD_BUFFERS,
     OLD_EXPLORATION,
     REMOVED,
@@ -83,7 +85,7 @@ class Reader:
 
     def lose(self, name: str, value: Any, reason: str) -> None:
         """There is no such setting any more; nothing is lost if it was off."""
-        if value not in (None, False, 0, "", [], {}) and value != NEUTRAL.get(name, ...):
+        if value not in OFF and value != NEUTRAL.get(name, ...):
             self.lost.setdefault(reason, []).append(name)
 
     def notes(self) -> list[str]:
@@ -190,6 +192,7 @@ def _callbacks(reader: Reader, value: Any) -> None:
 
 SPECIAL: dict[str, Callable[[Reader, Any], None]] = {
     "num_gpus": _gpus,
+    "gpu": lambda reader, value: _gpus(reader, int(bool(value))),  # of 2018
     "framework": _framework,
     "use_pytorch": lambda reader, value: _framework(reader, "torch" if value else "tf"),
     "type": _buffer_type,
@@ -252,8 +255,12 @@ def read_stop_rules(rules: dict[str, Any], window: int, reader: Reader) -> dict[
     """Stop rules by the last part of a metric's name: `sampler_results/episode_reward_mean`."""
     stop: dict[str, Any] = {}
     for name, value in leaves(rules):
-        rule = STOP.get(re.split(r"[./]", name)[-1])
-        if rule is None:
+        parts = re.split(r"[./]", name)
+        rule = STOP.get(parts[-1])
+        only = rule == "reward" and reader.algorithm in OFFLINE  # their returns are those of evaluation
+        if parts[0] == "evaluation" and not only:
+            reader.lose(f"stop.{name}", True, "fever stops by training, not by evaluation")
+        elif rule is None:
             reader.lose(f"stop.{name}", value, "fever stops by reward, steps, time or iterations")
         else:
             number = as_number(f"stop.{name}", value)

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import re
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from fever.config import RLLIB, RunConfig, validate
 from fever.errors import FeverError
 from fever.rllib import find_class, silence
+from fever.rllib.old_names import OFF
 from fever.rllib.old_names import RLLIB as KNOWN
 from fever.rllib.old_names import RUN_SETTINGS as OWN_NAMES
 from fever.rllib.reader import rename
+from fever.rllib.translate import Translation
 from fever.sources import import_attribute
+
+if TYPE_CHECKING:
+    from fever.rllib.environment import Spaces
 
 METHODS = (  # of RLlib's configuration that take settings, in the order in which they are listed
     "training", "rl_module", "env_runners", "learners", "multi_agent", "evaluation", "offline_data", "reporting",
@@ -25,7 +32,8 @@ OURS = {"env", "env_config", "log_level"}  # parameters that are not settings he
 IMPORTED = re.compile(r"_(fn|class|cls|connector|spec|function|module)$|^on_")  # may be "module:Name"
 SHARED = "shared"  # the policy of all agents
 PARENTS = {f"{name}Config" for name in KNOWN}  # whose settings the tables of old names know
-FILTERS = ("MeanStdFilter", "NoFilter")
+FILTER = "MeanStdFilter"
+FILTERS = (FILTER, "NoFilter")
 
 
 def split_settings(config: RunConfig) -> tuple[RunConfig, list[str]]:
@@ -74,20 +82,38 @@ def default_config(algo: str) -> Any:
     return config
 
 
-def fill(config: Any, settings: dict[str, Any], algo: str, agents: list[Any] | None = None) -> Any:
+def known_part(translation: Translation) -> Translation:
+    """What an old file says, without settings that RLlib does not have; those are named. All of it where RLlib is not
+    installed: whoever runs it knows."""
+    algo = translation.values["algo"]
+    try:
+        known = {*parameters(default_config(algo)), "observation_filter"}
+    except FeverError:  # no RLlib, or no such algorithm, which is said when it is needed
+        return translation
+    settings, space = translation.values["settings"], translation.space
+    lost = [name for name, value in settings.items() if name not in known and value not in OFF]
+    note = [f"not translated: {', '.join(lost)}: {algo} has no such setting"] if lost else []
+    kept = {name: value for name, value in settings.items() if name in known}
+    return replace(
+        translation,
+        values={**translation.values, "settings": kept},
+        notes=(*note, *translation.notes),
+        space={name: text for name, text in space.items() if name.partition(".")[0] in known},
+    )
+
+
+def fill(config: Any, settings: dict[str, Any], algo: str, spaces: Spaces | None = None) -> Any:
     """Give settings to RLlib's configuration; one that it does not have, or whose kind of value is wrong, is named.
 
-    `agents` are those of an environment with several: `policies` may then be `shared` or `separate`.
+    `spaces` are the environment's. With several agents, `policies` may be `shared` or `separate`.
     """
-    known = parameters(config)
-    if agents and "policies" not in settings:
-        if "policy_mapping_fn" in settings:
-            raise FeverError("policy_mapping_fn chooses among policies; name them: policies=[a,b]")
-        settings = {**settings, "policies": SHARED}
+    known, agents = parameters(config), spaces.agents if spaces is not None else None
+    if agents:
+        settings = _with_policies(config, settings, agents)
     with silence():
         for name, value in settings.items():
             if name == "observation_filter":
-                _filter(config, value, bool(agents))
+                _check_filter(value, settings)
             elif name == "policies" and isinstance(value, str):
                 _policies(config, value, agents)
             elif name not in known:
@@ -100,6 +126,8 @@ def fill(config: Any, settings: dict[str, Any], algo: str, agents: list[Any] | N
                 if isinstance(value, str) and ":" in value and IMPORTED.search(name):
                     value = import_attribute(*value.rsplit(":", 1))
                 _call(algo, name, value, known[name])
+        if spaces is not None:
+            _connect(config, settings, spaces)
     return config
 
 
@@ -185,6 +213,12 @@ def _check_model(config: Any, value: Any, algo: str) -> None:
     for name in value:
         if name not in known:
             raise FeverError(_unknown(name, known, f"model_config of {algo}").partition("; `fever")[0])
+        widths = value[name]
+        whole = isinstance(widths, list | tuple) and all(type(one) is int for one in widths)
+        if name.endswith("_hiddens") and not whole:
+            raise FeverError(
+                f"{algo}: model_config has {name}={widths!r}, which cannot be used: it is a list of whole numbers"
+            )
 
 
 def _unknown(name: str, known: list[str], algo: str) -> str:
@@ -193,16 +227,46 @@ def _unknown(name: str, known: list[str], algo: str) -> str:
     return f"{algo} has no setting {name}; {hint}`fever config {algo}` lists them"
 
 
-def _filter(config: Any, value: Any, several_agents: bool) -> None:
-    """`observation_filter`, which RLlib has as a connector now."""
+def _check_filter(value: Any, settings: dict[str, Any]) -> None:
     if value not in FILTERS:
         raise FeverError(f"observation_filter={value!r} cannot be used: it is one of {', '.join(FILTERS)}")
-    if value == "MeanStdFilter":
-        from ray.rllib.connectors.env_to_module import MeanStdFilter
+    if value == FILTER and "env_to_module_connector" in settings:
+        raise FeverError(f"observation_filter={value} is a connector; let your env_to_module_connector return it, too")
 
-        config.env_runners(
-            env_to_module_connector=lambda env, spaces, device: MeanStdFilter(multi_agent=several_agents)
-        )
+
+def _connect(config: Any, settings: dict[str, Any], spaces: Spaces) -> None:
+    """Put connectors before the networks: observations become vectors where RLlib's own networks need that, and
+    `observation_filter` is a connector now. Networks and connectors of one's own get what the environment gives."""
+    from ray.rllib.connectors.env_to_module import FlattenObservations, MeanStdFilter
+
+    several = bool(spaces.agents)
+    own = "rl_module_spec" in settings or getattr(config, "_env_to_module_connector", None) is not None
+    pieces: list[Callable[[], Any]] = []
+    if spaces.flattened and not own:
+        agents = spaces.flattened if several else None
+        pieces.append(functools.partial(FlattenObservations, multi_agent=several, agent_ids=agents))
+    if settings.get("observation_filter") == FILTER:
+        pieces.append(functools.partial(MeanStdFilter, multi_agent=several))
+    if pieces:
+        config.env_runners(env_to_module_connector=lambda env, spaces, device: [piece() for piece in pieces])
+
+
+def _with_policies(config: Any, settings: dict[str, Any], agents: list[Any]) -> dict[str, Any]:
+    """Settings that say which policies there are, and which agent has which of them."""
+    mapped, policies = "policy_mapping_fn" in settings, settings.get("policies")
+    if "policies" not in settings:
+        if mapped:
+            raise FeverError("policy_mapping_fn chooses among policies; name them: policies=[a,b]")
+        return {**settings, "policies": SHARED}
+    default = getattr(config, "DEFAULT_POLICY_MAPPING_FN", None)  # an algorithm of one's own may have another
+    if mapped or config.policy_mapping_fn is not default or not isinstance(policies, list | dict):
+        return settings
+    if set(policies) == set(map(str, agents)):
+        return {**settings, "policy_mapping_fn": _by_agent}
+    raise FeverError(
+        f"policies={list(policies)} are not named like the agents ({', '.join(map(str, agents))}); say which agent has "
+        "which with policy_mapping_fn=module:function"
+    )
 
 
 def _policies(config: Any, value: str, agents: list[Any] | None) -> None:

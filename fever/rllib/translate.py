@@ -179,9 +179,10 @@ def _fit(reader: Reader) -> None:
         reader.remarks.append("rollout_fragment_length is left to RLlib, which fits it to the batch and the workers")
     if reader.algorithm in OFFLINE:
         reader.settings.setdefault("dataset_num_iters_per_learner", 1)
-    if "num_gpus_per_learner" in reader.settings:
-        reader.remarks.append("without a GPU, num_gpus_per_learner is ignored")
     learners = as_number("num_learners", reader.settings.get("num_learners") or 1)
+    if "num_gpus_per_learner" in reader.settings:
+        then = "one learner takes the batches of all" if learners > 1 else "num_gpus_per_learner is ignored"
+        reader.remarks.append(f"without a GPU, {then}")
     for name, old in (("train_batch_size_per_learner", "train_batch_size"), ("minibatch_size", "sgd_minibatch_size")):
         if reader.sources.get(name) == old:  # which was for all GPUs together
             reader.settings[name] = as_number(old, reader.settings[name]) // learners

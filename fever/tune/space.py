@@ -201,7 +201,13 @@ def _refusal(name: str, text: str, why: str) -> FeverError:
 def check_space(config: RunConfig, space: Space) -> None:
     """Refuse settings that the algorithm does not have, and ranges that hold values it cannot use."""
     from fever.algos.prepare import check_settings
+    from fever.config import is_rllib
+    from fever.rllib.old_names import RENAMED, RUN_SETTINGS
 
     for name, dimension in space.dimensions.items():
+        own = RUN_SETTINGS.get(RENAMED.get(name, name)) if is_rllib(config.algo) else None
+        if own is not None:  # what a trial asks Ray for is settled before the first one begins
+            option = own.replace("_", "-")
+            raise FeverError(f"{name} cannot be searched: all trials have the same; give it as --{option}")
         for value in dimension.edges():
             check_settings(config.algo, {**config.settings, **space.first, name: value})

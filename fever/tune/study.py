@@ -54,7 +54,12 @@ class Study:
         self.resumable = run is not None and may_resume(run, trust)
         require_packages(self.search.method)
         check_space(config, self.space)
-        try_once(self.source)
+        self.tried = self.source
+        if is_rllib(config.algo):
+            from fever.rllib.environment import called_as_by_rllib
+
+            self.tried = called_as_by_rllib(self.source)
+        try_once(self.tried)
         self.config = resolve(config, self.source)
         self.trials = self.space.points if self.search.method == "grid" else self.search.trials
         assert isinstance(self.config.workers, int)
@@ -103,7 +108,7 @@ class Study:
         try:
             several = len(cluster.machines()) > 1
             if several:
-                try_everywhere(cluster, self.source)
+                try_everywhere(cluster, self.tried)
             keeper = start_keeper(cluster, run.path.resolve()) if several or JOB in os.environ else None
             store = Store(run.path.resolve(), cluster.here, keeper)
             self.display.start(self.config, run.path, self.trials, cluster.cores)
@@ -188,17 +193,18 @@ def check_kind(search: Search, space: Space) -> None:
 
 
 def may_resume(run: Run, trust: bool) -> bool:
-    """Whether Ray Tune has left a state to go on from; refuse to read it unless it is trusted."""
+    """Whether Ray Tune has left a state to go on from; refuse to read it, and trials of RLlib's, unless trusted."""
     if (run.summary or {}).get("stop_reason") == "trials":
         raise FeverError(f"{run.path} has run all its trials; its best settings are in {run.path / 'best.yaml'}")
-    if not (run.path / "tune" / "tuner.pkl").is_file():
-        return False
-    if not trust and JOB not in os.environ:  # a job that goes on by itself has written them
+    resumable = (run.path / "tune" / "tuner.pkl").is_file()
+    left = any(run.path.glob("trials/*/checkpoints/*/files"))  # trials go on from them, also in a search begun anew
+    if (resumable or left) and not trust and JOB not in os.environ:  # a job that goes on by itself has written them
+        whose, where = ("Ray Tune", run.path / "tune") if resumable else ("RLlib", run.path / "trials")
         raise FeverError(
-            f"going on with a search reads Ray Tune's pickles in {run.path / 'tune'}, which can run any program; "
+            f"going on with a search reads {whose}'s pickles in {where}, which can run any program; "
             "if you know where they come from, add --trust"
         )
-    return True
+    return resumable
 
 
 def require_packages(method: str) -> None:

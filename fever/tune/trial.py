@@ -121,10 +121,13 @@ class Trial(QuietDisplay):
             for index in range(self.plan.seeds):
                 self._run(index)
             self.reports.put(self._report(finished=True))
-        except KeyboardInterrupt:
-            logging.info("trial %d was cut off", self.number)
-        except Exception as error:  # noqa: BLE001 - raised where it was waited for
-            self.reports.put(error)
+        except BaseException as error:  # noqa: BLE001 - raised where it was waited for; environments may call sys.exit
+            if self.stopping:
+                logging.info("trial %d was cut off: %r", self.number, error)
+            elif isinstance(error, Exception):
+                self.reports.put(error)
+            else:
+                self.reports.put(TrainingError(f"it was ended from inside, by {error!r}"))
 
     def _run(self, index: int) -> None:
         """Train one seed to its end, from where it stands."""

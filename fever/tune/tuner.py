@@ -13,7 +13,6 @@ from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
 from ray.tune.search.basic_variant import BasicVariantGenerator
 
 from fever.cluster import Cluster
-from fever.errors import FeverError
 from fever.run import Run
 from fever.tune.actor import TrialActor
 from fever.tune.driver import send_to_root
@@ -131,7 +130,9 @@ def trial_bundles(study: Study, cluster: Cluster) -> list[dict[str, float]]:
     bundles = [kept for bundle in bundles if (kept := {name: amount for name, amount in bundle.items() if amount})]
     first, *others = bundles
     if others:
-        refuse_too_large(config.algo, sum(bundle.get("CPU", 0.0) for bundle in bundles), cluster)
+        from fever.rllib.adapter import require_cores
+
+        require_cores(f"one trial of {config.algo}", bundles, cluster)
     elif search.scheduler == "pbt" and (search.parallel or study.trials * first["CPU"] > cluster.cores):
         share = cluster.cores / (search.parallel or study.trials)  # who waits for a core has to begin new episodes when
         first["CPU"] = math.floor(1000 * share) / 1000  # it gets one, so nobody waits: they share
@@ -139,15 +140,6 @@ def trial_bundles(study: Study, cluster: Cluster) -> list[dict[str, float]]:
     if wanted := sum(bundle.get("GPU", 0.0) for bundle in bundles):
         cluster.require_gpus(wanted)
     return bundles
-
-
-def refuse_too_large(algo: str, cores: float, cluster: Cluster) -> None:
-    """Refuse a trial that would wait for ever for cores that no machine has."""
-    if cores > cluster.cores:
-        raise FeverError(
-            f"one trial of {algo} needs {cores:g} cores for its processes, but there are {cluster.cores:g}; "
-            "lower --workers or num_learners"
-        )
 
 
 def name_from_zero(trial: Any) -> str:
