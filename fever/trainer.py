@@ -169,7 +169,7 @@ class Trainer:
             workers = f" and {count} worker{'s' if count > 1 else ''}" if count else ""
             self.display.message(f"starting Ray{workers}")
             if is_elastic():
-                try_everywhere(connect(count), self.source)
+                try_everywhere(connect(count), self.prepared.source)
         place = Place(self.source, run.path.resolve() / "work", self.generation, self.config.gpus_per_worker)
         self.pool = pool = self.learner.start(place)
         if self.prepared.all_cores is not None:

@@ -343,22 +343,6 @@ class SleepEnv(TimeLimitEnv):
         return super().step(action)
 
 
-class TogetherEnv(SleepEnv):
-    """Waits in its first step until as many processes as this have begun one."""
-
-    def __init__(self, folder: str, others: int, milliseconds: float, limit: int = 50) -> None:
-        super().__init__(milliseconds, limit)
-        self.folder, self.others = Path(folder), others
-
-    def step(self, action: Any) -> Any:
-        self.folder.mkdir(exist_ok=True)
-        (self.folder / str(os.getpid())).touch()
-        deadline = time.monotonic() + 120
-        while len(list(self.folder.iterdir())) < self.others and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return super().step(action)
-
-
 class BusyEnv(SleepEnv):
     """Every step computes: milliseconds of processor time."""
 

@@ -31,7 +31,7 @@ from fever.rllib.play import Player
 from fever.rllib.settings import check_settings, default_config, describe, fill, split_settings
 from fever.rllib.structure import pack, unpack
 from fever.run import Run
-from fever.sources import EnvContext, EnvSource
+from fever.sources import EnvContext, EnvSource, make_any
 from fever.trainer import resume
 from tests.helpers import wait_for, without_ray
 from tests.rllib_parts import TwoAgents
@@ -310,7 +310,8 @@ def test_constructors_of_rllib_get_one_mapping() -> None:
     source = EnvSource("tests.rllib_parts:OfRllib", {"length": 3})
     env: Any = make_one(source, EnvContext(worker_index=2))
     assert (env.length, env.number) == (3, 2)
-    prepare(RunConfig(env=source.name, env_kwargs=source.kwargs, algo="rllib:PPO", workers=0), source, print)
+    config = RunConfig(env=source.name, env_kwargs=source.kwargs, algo="rllib:PPO", workers=0)
+    make_any(prepare(config, source, print).source, EnvContext()).close()  # as every machine of a cluster tries it
 
 
 def one(env_config: Any) -> None: ...

@@ -40,6 +40,7 @@ class Prepared:
     config: RunConfig  # with every setting, the number of workers and the stop rules
     learner: Learner
     policy: dict[str, Any]  # what checkpoints say of the policy: what it takes and gives, and how it is built
+    source: EnvSource  # of environments, with the arguments that they are made with
     all_cores: int | None = None  # in reach, if there is to be a worker for every one
     on_ray: bool = False  # it needs Ray even without workers
     uncut: bool = False  # an iteration cannot be cut short: a signal waits for its end
@@ -75,7 +76,8 @@ def prepare(config: RunConfig, source: EnvSource, say: Callable[[str], None]) ->
         stack=stack,
     )
     algorithm = find_algorithm(config.algo)(settings, task)
-    return Prepared(config, algorithm, Policy(observation, action, algorithm.network, {}).describe(), all_cores)
+    policy = Policy(observation, action, algorithm.network, {}).describe()
+    return Prepared(config, algorithm, policy, source, all_cores)
 
 
 def _probe(

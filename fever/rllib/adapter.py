@@ -64,7 +64,8 @@ def prepare_rllib(config: RunConfig, source: EnvSource, say: Callable[[str], Non
         config = config.model_copy(update={"workers": workers})
     learner = RllibLearner(config, source, spaces)
     policy = {"rllib": config.algo, "observation": spaces.observation, "action": spaces.action}
-    return Prepared(config, learner, policy, on_ray=True, uncut=True, files=RllibFiles(learner))
+    made = called_as_by_rllib(source)
+    return Prepared(config, learner, policy, made, on_ray=True, uncut=True, files=RllibFiles(learner))
 
 
 def with_defaults(config: RunConfig) -> RunConfig:
