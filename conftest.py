@@ -21,9 +21,10 @@ TOGETHER = {  # files whose tests run in one process, one after the other -> its
     "test_cluster.py": "rays",  # one Ray for a file, and no more than one such at a time
     "test_elastic.py": "rays",
     "test_rllib.py": "rays",
-    "test_rollouts.py": "rays",
+    "test_rollout_batches.py": "rays",
     "test_shards.py": "rays",
     "test_stream.py": "rays",
+    "test_search.py": "rays",
     "test_tune.py": "rays",
     "test_workers.py": "rays",
 }

@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from fever.run import Run
 from fever.sampler import Fragment
+
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]  # of trainings to a goal
 
 
 def split(fragment: Fragment, count: int) -> list[Fragment]:

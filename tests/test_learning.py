@@ -11,6 +11,7 @@ import pytest
 import fever
 from fever.evaluate import evaluate, source_of
 from fever.trainer import Result
+from tests.helpers import SEEDS
 
 
 def train(env: str, runs: Path, **options: Any) -> Result:
@@ -25,14 +26,14 @@ def test_cartpole_is_solved_by_default(tmp_path: Path, seed: int) -> None:
     assert result.return_mean >= 475
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_cartpole_is_solved_by_dqn(tmp_path: Path, seed: int) -> None:
     result = train("CartPole-v1", tmp_path, algo="dqn", seed=seed, stop={"reward": 475, "steps": 120_000})
     assert result.stop_reason == "reward"
     assert evaluate(result.run.checkpoint("last"), source_of(result.run), episodes=10).returns.mean() > 400
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_cartpole_is_solved_by_apex(tmp_path: Path, seed: int) -> None:
     stop = {"reward": 475, "steps": 500_000}
     assert train("CartPole-v1", tmp_path, algo="apex", seed=seed, batch=128, stop=stop).stop_reason == "reward"

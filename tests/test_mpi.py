@@ -68,7 +68,10 @@ def test_every_rank_ends_with_the_drivers_code(ranks: Ranks, launcher: str) -> N
     ranks.assert_nothing_left(f"three-{launcher}")
 
 
-@pytest.mark.parametrize(("launcher", "number"), [("OpenMPI", signal.SIGTERM), ("MPICH", signal.SIGINT)])
+@pytest.mark.parametrize(
+    ("launcher", "number"),
+    [("OpenMPI", signal.SIGTERM), pytest.param("MPICH", signal.SIGINT, marks=pytest.mark.slow)],
+)
 def test_a_signal_to_mpirun_saves_and_leaves_nothing(ranks: Ranks, launcher: str, number: int) -> None:
     name = f"signal-{launcher}"
     process = ranks.mpirun(launcher, "train", "CartPole-v1", "--name", name, *FOREVER)
@@ -104,6 +107,7 @@ def test_a_launcher_that_kills_all_when_one_rank_dies(ranks: Ranks) -> None:
     ranks.assert_nothing_left("abort")
 
 
+@pytest.mark.slow
 def test_a_launcher_that_goes_on_when_one_rank_dies(ranks: Ranks) -> None:
     process = ranks.mpirun("MPICH", "train", "CartPole-v1", "--name", "without", *FOREVER)
     ranks.wait_for_steps("without")
@@ -228,6 +232,7 @@ def test_a_search_has_trials_on_every_machine(ranks: Ranks) -> None:
     ranks.assert_nothing_left("search")
 
 
+@pytest.mark.slow
 def test_without_the_heads_machine_the_others_leave(ranks: Ranks) -> None:
     """The last test here: the machine stays dead."""
     process = ranks.mpirun("MPICH", "train", "CartPole-v1", "--name", "headless", *FOREVER)
