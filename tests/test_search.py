@@ -161,7 +161,7 @@ class Abreast(TimeLimitEnv):
 def test_pbt_goes_on_from_copies_of_good_trials(ray: Any, tmp_path: Path) -> None:
     config = configure(
         tmp_path,
-        "tests.test_tune:Abreast",
+        "tests.test_search:Abreast",
         space={"learning_rate": "loguniform(1e-6,1e-2)"},
         scheduler="pbt",
         trials=2,
