@@ -7,7 +7,6 @@ hosts says by itself which cluster it belongs to, so a record is never the only 
 from __future__ import annotations
 
 import fcntl
-import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -24,9 +23,8 @@ from fever.launch.meeting import Meeting, records
 from fever.launch.node import RAY
 from fever.launch.signals import signals_interrupt, signals_wait
 from fever.launch.ssh import ask, at_once
-from fever.launch.targets import Aws, Machines, Ssh, restore_target
+from fever.launch.targets import CLUSTER_NAME, Aws, Machines, Ssh, restore_target
 
-NAME = re.compile(r"[A-Za-z][\w.]*")  # of clusters, as `targets.py` wants it
 FIXED = ("kind", "user", "scratch")  # settings by which what runs is found
 KEPT = ("cluster.json", "id", "aws.json")  # while one of them is there, something may be up
 Say = Callable[[str], None]
@@ -66,7 +64,7 @@ class Record:
 
 def find_record(name: str) -> Record | None:
     """A cluster that is up, by its name."""
-    if not NAME.fullmatch(name):  # it may come from a file of a run directory, and is part of a path
+    if not CLUSTER_NAME.fullmatch(name):  # it may come from a file of a run directory, and is part of a path
         return None
     values = Meeting(records("clusters") / name).read("cluster.json")
     if values is None:

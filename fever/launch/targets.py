@@ -16,6 +16,8 @@ from pydantic import ValidationInfo, field_validator, model_validator
 from fever.config import Duration, Settings, load_yaml, setting, validate
 from fever.errors import FeverError
 
+CLUSTER_NAME = re.compile(r"[A-Za-z][\w.]*")  # part of paths
+
 
 class Site(Settings):
     """What every target has."""
@@ -111,7 +113,7 @@ class Machines(Site):
     @field_validator("name")
     @classmethod
     def _plain_name(cls, value: str | None) -> str | None:
-        if value is not None and not re.fullmatch(r"[A-Za-z][\w.]*", value):
+        if value is not None and not CLUSTER_NAME.fullmatch(value):
             raise ValueError("a cluster's name has letters, digits, dots and underscores only")
         return value
 
