@@ -16,12 +16,12 @@ import time
 import jax
 import numpy as np
 
-from fever.algos import Task
+from fever.algos.base import Task
 from fever.algos.ppo import PPO, PPOConfig
-from fever.envs import make_envs
-from fever.sampler import SamplerSpec
-from fever.sources import EnvContext, EnvSource
-from fever.workers import RayWorkers
+from fever.envs.loop import make_envs
+from fever.envs.source import EnvContext, EnvSource
+from fever.sampling.sampler import SamplerSpec
+from fever.sampling.workers import RayWorkers
 
 Result = dict[str, object]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.lab import Command, Lab, why_no_lab  # noqa: E402 - not installed, found by the path above
+from tests.lab.machines import Command, Lab, why_no_lab  # noqa: E402 - not installed, found by the path above
 
 
 class Hosts:

@@ -59,7 +59,7 @@ def columns(rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
 
 def run_fever(arguments: argparse.Namespace) -> Result:
     """Fever's SumTree and ReplayBuffer."""
-    from fever.replay import ReplayBuffer, ReplaySpec, SumTree, Transitions
+    from fever.replay.buffer import ReplayBuffer, ReplaySpec, SumTree, Transitions
 
     rng = np.random.default_rng(arguments.seed)
     tree = SumTree(CAPACITY)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from fever.policy import Policy
     from fever.rllib.play import RllibPolicy
-    from fever.trainer import Result
+    from fever.training.trainer import Result
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "load", "train"]
@@ -39,10 +39,10 @@ def train(
     RLlib's own numbers. `settings` are the algorithm's, as `fever config ALGO` lists them. Raises
     `fever.errors.FeverError` for input that cannot be used; then nothing is left on disk.
     """
-    from fever import trainer
     from fever.config import RunConfig, validate
-    from fever.display import make_display
-    from fever.sources import EnvSource
+    from fever.envs.source import EnvSource
+    from fever.training import trainer
+    from fever.training.display import make_display
 
     source = EnvSource(env, env_kwargs or {})
     values = {
@@ -56,6 +56,6 @@ def train(
 
 def load(run: str | Path, checkpoint: str = "best", runs: str | Path = "runs") -> Policy | RllibPolicy:
     """The policy of a run: `load(run).act(observation)`. `checkpoint` is `best`, `last` or an iteration's number."""
-    from fever.run import Run
+    from fever.runs.run import Run
 
     return Run.open(run, runs).checkpoint(checkpoint).policy()

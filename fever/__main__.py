@@ -1,3 +1,3 @@
-from fever.cli import main
+from fever.cli.main import main
 
 main()

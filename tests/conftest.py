@@ -33,7 +33,7 @@ def fever(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Any]:
     """One Ray for all tests of a module that need it."""
-    from fever.cluster import connect
+    from fever.sampling.ray_cluster import connect
 
     assert connect(4).owned
     import ray

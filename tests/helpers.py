@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fever.run import Run
-from fever.sampler import Fragment
+from fever.runs.run import Run
+from fever.sampling.sampler import Fragment
 
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]  # of trainings to a goal
 

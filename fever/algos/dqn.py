@@ -11,15 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fever.adam import Adam, AdamState
-from fever.algos import Task, build_network
-from fever.algos.replay import ReplayAlgorithm
+from fever.algos.adam import Adam, AdamState
+from fever.algos.base import Task, build_network
+from fever.algos.flat_params import Vectorizer
+from fever.algos.off_policy import ReplayAlgorithm
 from fever.config import setting
 from fever.errors import FeverError
-from fever.experience import ReplaySettings
 from fever.policy import Params
-from fever.replay import Batch
-from fever.vector import Vectorizer
+from fever.replay.buffer import Batch
+from fever.replay.experience import ReplaySettings
 
 PIECE = 512  # observations whose values are computed at once: larger ones do not stay in a CPU's cache
 

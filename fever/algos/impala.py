@@ -14,14 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fever.adam import AdamState
-from fever.algos import Iteration, Phases, Place, Task, sampler_spec
-from fever.algos.fragments import GradientLearner, explained_variance, following_values, join
+from fever.algos.adam import AdamState
+from fever.algos.base import Iteration, Phases, Place, Task, sampler_spec
+from fever.algos.on_policy import GradientLearner, explained_variance, following_values, join
+from fever.algos.returns import vtrace
 from fever.config import NetworkSettings, setting
 from fever.policy import Params
-from fever.returns import vtrace
-from fever.sampler import Fragment
-from fever.stream import LocalStream, RayStream, Stream
+from fever.sampling.sampler import Fragment
+from fever.sampling.stream import LocalStream, RayStream, Stream
 
 STEP_METRICS = (
     "policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "explained_variance", "gradient_norm",

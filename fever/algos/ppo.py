@@ -13,20 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fever.algos import Iteration, Phases, Place, Task, sampler_spec
-from fever.algos.fragments import (
-    IMAGE_CHUNK,
-    GradientLearner,
-    advantages_of,
-    explained_variance,
-    join,
-    values_of,
-)
+from fever.algos.base import Iteration, Phases, Place, Task, sampler_spec
+from fever.algos.on_policy import IMAGE_CHUNK, GradientLearner, advantages_of, explained_variance, join, values_of
 from fever.config import NetworkSettings, setting
 from fever.errors import FeverError
 from fever.policy import Params
-from fever.sampler import Fragment
-from fever.workers import Workers, make_workers
+from fever.sampling.sampler import Fragment
+from fever.sampling.workers import Workers, make_workers
 
 STEP_METRICS = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "gradient_norm", "updates")
 KL = STEP_METRICS.index("kl")

@@ -11,16 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fever.adam import Adam, AdamState
-from fever.algos import Task, build_network
-from fever.algos.replay import METRICS, ReplayAlgorithm
+from fever.algos.adam import Adam, AdamState
+from fever.algos.base import Task, build_network
+from fever.algos.flat_params import Vectorizer
+from fever.algos.off_policy import METRICS, ReplayAlgorithm
 from fever.config import setting
 from fever.errors import FeverError
-from fever.experience import ReplaySettings
 from fever.policy import Params, SquashedGaussian, distribution_for
 from fever.policy.networks import init_perceptron, perceptron
-from fever.replay import Batch
-from fever.vector import Vectorizer
+from fever.replay.buffer import Batch
+from fever.replay.experience import ReplaySettings
 
 CRITICS = ("critic_a", "critic_b")
 

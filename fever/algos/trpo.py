@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fever.adam import Adam, AdamState
-from fever.algos import (
+from fever.algos.adam import Adam, AdamState
+from fever.algos.base import (
     LEARNER_STREAM,
     Iteration,
     Phases,
@@ -28,15 +28,15 @@ from fever.algos import (
     require_finite,
     sampler_spec,
 )
-from fever.algos.fragments import advantages_of, chain, explained_variance, join, values_of
+from fever.algos.flat_params import Vectorizer
+from fever.algos.normalize import Normalizer
+from fever.algos.on_policy import advantages_of, chain, explained_variance, join, values_of
 from fever.config import NetworkSettings, setting
 from fever.errors import FeverError
-from fever.normalize import Normalizer
 from fever.policy import Params, distribution_for
-from fever.rollouts import Rollouts, make_rollouts
-from fever.sampler import Fragment
-from fever.vector import Vectorizer
-from fever.workers import Workers, make_workers
+from fever.sampling.rollouts import Rollouts, make_rollouts
+from fever.sampling.sampler import Fragment
+from fever.sampling.workers import Workers, make_workers
 
 METRICS = (
     "surrogate_before", "surrogate", "kl_before", "kl", "entropy_before", "entropy", "value_loss_before", "value_loss",

@@ -18,15 +18,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fever.doctor import Finding
 from fever.errors import FeverError
-from fever.launch import host
-from fever.launch.clusters import ask_hosts
-from fever.launch.environment import describe_environment
-from fever.launch.meeting import Meeting
-from fever.launch.member import Lost, Member, Unwritable, absent_hosts, writing
-from fever.launch.ranks import Rank, find_rank
-from fever.launch.scripts import slurm_launcher
+from fever.job import Meeting
+from fever.launch.clusters.host_packages import describe_environment
+from fever.launch.clusters.ssh_up import ask_hosts
+from fever.launch.doctor import Finding
+from fever.launch.on_host import host
+from fever.launch.rendezvous.launchers import Rank, find_rank
+from fever.launch.rendezvous.member import Lost, Member, Unwritable, absent_hosts, writing
+from fever.launch.schedulers.scripts import slurm_launcher
 from fever.launch.targets import Machines, Mpi, Site, Slurm, Ssh, load_target
 
 CONNECT_SECONDS = 3.0  # until a port of another host must have answered

@@ -13,13 +13,13 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
-from fever.display import Display, LiveDisplay, make_display
 from fever.errors import FeverError
+from fever.launch.clusters.link import UNKNOWN, Down, Link, connect
+from fever.launch.clusters.ray_jobs import ApiError
+from fever.launch.clusters.ssh import Unreachable
 from fever.launch.jobs import ASK_SECONDS, ENDED, LOOK_SECONDS, QUEUED, RUNNING, Job, resume_words
-from fever.launch.ray_jobs import ApiError
-from fever.launch.remote import UNKNOWN, Down, Link, connect
-from fever.launch.ssh import Unreachable
 from fever.launch.targets import Machines, restore_target
+from fever.training.display import Display, LiveDisplay, make_display
 
 BRISK_SECONDS = 20.0  # after its beginning, in which a scheduler is asked every second
 BROKEN_SECONDS = 300.0  # for a broken connection, or a dead Ray, to come back
@@ -135,7 +135,7 @@ class LiveScreen(Screen):
         self.display.message(text)
 
     def show(self) -> None:
-        from fever.run import Run
+        from fever.runs.run import Run
 
         run = Run(self.job.run)
         if not self.started and (run.path / "metrics.jsonl").is_file():

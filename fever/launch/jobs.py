@@ -20,9 +20,9 @@ from typing import Any
 
 from fever.config import RunConfig
 from fever.errors import FeverError
-from fever.launch.meeting import CONTINUED, Meeting, records
-from fever.launch.member import LOST_SECONDS
-from fever.launch.scripts import render
+from fever.job import CONTINUED, Meeting, records
+from fever.launch.rendezvous.member import LOST_SECONDS
+from fever.launch.schedulers.scripts import render
 from fever.launch.targets import Batch, Site
 
 PATIENCE_SECONDS = 90.0  # for a run to save, before its job is cancelled
@@ -174,7 +174,7 @@ def _mpi_state(job: Job) -> tuple[str, str]:
 
 
 def _cluster_state(job: Job) -> tuple[str, str]:
-    from fever.launch import cluster_jobs
+    from fever.launch.clusters import jobs as cluster_jobs
 
     return cluster_jobs.state(job)
 
@@ -208,7 +208,7 @@ def prepare(config: RunConfig, target: Site, run: Path, flags: list[str], number
 
     `runs`: the folder of run directories where it is trained, if that is another machine's.
     """
-    from fever.run import to_yaml
+    from fever.runs.run import to_yaml
 
     meeting = Meeting(run / "job")
     try:
@@ -301,7 +301,7 @@ def stop(job: Job, now: bool = False) -> str:
     if state == ENDED:
         return f"{job.name} has ended already: {word}"
     if "cluster" in job.facts:
-        from fever.launch import cluster_jobs
+        from fever.launch.clusters import jobs as cluster_jobs
 
         if now:
             seconds = cluster_jobs.STOP_SECONDS
@@ -327,7 +327,7 @@ def stopped(job: Job) -> str:
 
 def resume_words(run: Path) -> str:
     """The command that goes on with a run."""
-    from fever.run import Run, trust_word
+    from fever.runs.run import Run, trust_word
 
     try:
         return f"fever resume {run}{trust_word(Run(run).config)}"

@@ -19,7 +19,7 @@ from typing import Any
 
 from fever.config import RLLIB
 from fever.errors import FeverError
-from fever.process import quiet_ray
+from fever.signals import quiet_ray
 
 
 def require_rllib() -> None:
@@ -51,7 +51,7 @@ def find_class(algo: str) -> Any:
     require_rllib()
     from ray.rllib.algorithms.algorithm import Algorithm
 
-    from fever.sources import import_attribute
+    from fever.envs.source import import_attribute
 
     module, _, name = algo.removeprefix(RLLIB).rpartition(":")
     with silence():

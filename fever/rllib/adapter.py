@@ -18,14 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from fever.algos import Iteration, Place, State
-from fever.algos.prepare import SMALL_WIDTH, Prepared
-from fever.cluster import Cluster, connect, cores_in_reach
+from fever.algos.base import Iteration, Place, State
 from fever.config import RunConfig
-from fever.envs import make_envs
+from fever.envs.loop import make_envs
+from fever.envs.source import EnvContext, EnvSource
+from fever.envs.worker_count import choose_workers
 from fever.errors import FeverError, TrainingError
-from fever.layout import choose_workers
-from fever.process import errors_to
 from fever.rllib import require_rllib, silence
 from fever.rllib.environment import MakeEnv, Spaces, called_as_by_rllib, look_at
 from fever.rllib.metrics import (
@@ -39,9 +37,11 @@ from fever.rllib.metrics import (
 )
 from fever.rllib.settings import RUN_SETTINGS, default_config, fill, first_sentence, split_settings, validated
 from fever.rllib.structure import pack
-from fever.sampler import Report
-from fever.sources import EnvContext, EnvSource
-from fever.workers import Pool, search_path
+from fever.sampling.ray_cluster import Cluster, connect, cores_in_reach
+from fever.sampling.sampler import Report
+from fever.sampling.workers import Pool, search_path
+from fever.signals import errors_to
+from fever.training.setup import SMALL_WIDTH, Prepared
 
 DATA_CORES = 4  # that Ray Data asks for to read and prepare what is learned from offline; with fewer it waits for ever
 SEEDS_APART = 100_000  # seeds of a run that was resumed are this far from those before

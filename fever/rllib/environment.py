@@ -13,9 +13,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from fever.envs.source import EnvContext, EnvSource, is_vector_class, make_env
 from fever.errors import FeverError
 from fever.policy.spaces import describe
-from fever.sources import EnvContext, EnvSource, is_vector_class, make_env
 
 MADE = itertools.count()  # environments in this process, for their folders
 CONFIG = ("env_config", "config")  # what RLlib's documentation calls the one argument of a constructor

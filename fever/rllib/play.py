@@ -14,18 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from fever.checkpoint import WEIGHTS_PREFIX, Checkpoint
 from fever.config import RunConfig
+from fever.envs.source import EnvSource
 from fever.errors import FeverError
-from fever.evaluate import frame_of
 from fever.rllib import require_rllib, silence
 from fever.rllib.adapter import rllib_config
 from fever.rllib.environment import MakeEnv, Spaces, look_at
 from fever.rllib.settings import validated
 from fever.rllib.structure import unpack
-from fever.run import Run
-from fever.sources import EnvSource
-from fever.workers import search_path
+from fever.runs.checkpoint import WEIGHTS_PREFIX, Checkpoint
+from fever.runs.evaluate import frame_of
+from fever.runs.run import Run
+from fever.sampling.workers import search_path
 
 REMEMBERED = 200  # steps that connectors can look back over while a policy acts, half of it at least
 FILM_STEPS = 64  # played at a time, until an episode ends

@@ -11,14 +11,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fever.config import RLLIB, RunConfig, validate
+from fever.envs.source import import_attribute
 from fever.errors import FeverError
 from fever.rllib import find_class, silence
-from fever.rllib.old_names import OFF
-from fever.rllib.old_names import RLLIB as KNOWN
-from fever.rllib.old_names import RUN_SETTINGS as OWN_NAMES
-from fever.rllib.reader import rename
-from fever.rllib.translate import Translation
-from fever.sources import import_attribute
+from fever.rllib.legacy.old_names import OFF
+from fever.rllib.legacy.old_names import RLLIB as KNOWN
+from fever.rllib.legacy.old_names import RUN_SETTINGS as OWN_NAMES
+from fever.rllib.legacy.reader import rename
+from fever.rllib.legacy.translate import Translation
 
 if TYPE_CHECKING:
     from fever.rllib.environment import Spaces

@@ -21,8 +21,8 @@ from fever.tune.space import is_space_expression
 
 if TYPE_CHECKING:
     from fever.config import RunConfig
-    from fever.run import Run
-    from fever.sources import EnvSource
+    from fever.envs.source import EnvSource
+    from fever.runs.run import Run
     from fever.tune.table import SearchDisplay
 
 __all__ = ["is_space_expression", "search"]

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from ray.train._internal.session import _TrainingResult
 from ray.tune import Checkpoint, PlacementGroupFactory, Trainable
 
-from fever.cluster import WORKER_VARIABLES
-from fever.launch.meeting import JOB
+from fever.job import JOB
+from fever.sampling.ray_cluster import WORKER_VARIABLES
 
 COMPILED = "JAX_COMPILATION_CACHE_DIR"  # trials differ in numbers more than in programs; compiling takes seconds
 ONE_CORE = {**WORKER_VARIABLES, "PJRT_NPROC": "1"}  # a trial has one; JAX and NumPy read them when they are imported

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fever.process import log_to_file
+from fever.signals import log_to_file
 
 
 @contextmanager

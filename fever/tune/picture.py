@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fever.errors import FeverError
-from fever.report import COLOURS
+from fever.runs.plot import COLOURS
 from fever.tune.records import FAILED, STOPPED, Record
 from fever.tune.space import Dimension, Space
 from fever.tune.table import plain

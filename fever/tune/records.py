@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fever.config import RunConfig
-from fever.disk import open_to_append, write_atomically
-from fever.run import to_yaml
+from fever.files import open_to_append, write_atomically
+from fever.runs.run import to_yaml
 
 WAITING, RUNNING, FINISHED, STOPPED, FAILED = "waiting", "running", "finished", "stopped early", "failed"
 

@@ -200,9 +200,9 @@ def _refusal(name: str, text: str, why: str) -> FeverError:
 
 def check_space(config: RunConfig, space: Space) -> None:
     """Refuse settings that the algorithm does not have, and ranges that hold values it cannot use."""
-    from fever.algos.prepare import check_settings
     from fever.config import is_rllib
-    from fever.rllib.old_names import RENAMED, RUN_SETTINGS
+    from fever.rllib.legacy.old_names import RENAMED, RUN_SETTINGS
+    from fever.training.setup import check_settings
 
     for name, dimension in space.dimensions.items():
         own = RUN_SETTINGS.get(RENAMED.get(name, name)) if is_rllib(config.algo) else None

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fever.disk import read_json
+from fever.files import read_json
 
 LEFT_OUT = ("work", "replay", "lock")  # of a run directory: environments' own files, and what can be gathered again
 

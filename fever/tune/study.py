@@ -11,14 +11,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fever.cluster import Cluster, connect, cores_in_reach, try_everywhere
 from fever.config import DEFAULT_STEPS, NetworkSettings, RunConfig, Search, Stop, is_rllib
+from fever.envs.source import EnvContext, EnvSource, make_any
 from fever.errors import FeverError, TrainingError
-from fever.launch.meeting import JOB
-from fever.process import Interrupts, facts
-from fever.rllib.old_names import MODELS
-from fever.run import Run
-from fever.sources import EnvContext, EnvSource, make_any
+from fever.job import JOB
+from fever.rllib.legacy.old_names import MODELS
+from fever.runs.run import Run
+from fever.sampling.ray_cluster import Cluster, connect, cores_in_reach, try_everywhere
+from fever.signals import Interrupts, facts
 from fever.tune import records
 from fever.tune.driver import CoresBusy, environment, quiet, ray_messages_to_log
 from fever.tune.space import Space, check_space, parse

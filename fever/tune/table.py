@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from fever.config import RunConfig, format_duration
-from fever.display import figure, for_audience
+from fever.training.display import figure, for_audience
 from fever.tune.records import FAILED, FINISHED, RUNNING, STOPPED, WAITING, Record, best_of, ranked
 
 if TYPE_CHECKING:

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from fever.config import RunConfig, is_rllib
-from fever.disk import read_json, write_atomically
-from fever.display import QuietDisplay
+from fever.envs.source import EnvSource
 from fever.errors import FeverError, TrainingError
-from fever.process import facts
-from fever.run import Run
-from fever.sources import EnvSource
+from fever.files import read_json, write_atomically
+from fever.runs.run import Run
+from fever.signals import facts
+from fever.training.display import QuietDisplay
 from fever.tune.score import BUDGET, Course, mean_score
 from fever.tune.space import Space
 from fever.tune.store import Folder, Store, read_list
@@ -131,7 +131,7 @@ class Trial(QuietDisplay):
 
     def _run(self, index: int) -> None:
         """Train one seed to its end, from where it stands."""
-        from fever import trainer
+        from fever.training import trainer
 
         config = self.plan.run_config(self.number, self.settings, index, self.folder.root)
         name = f"trials/{config.name}"

@@ -12,14 +12,14 @@ from ray import tune
 from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
 from ray.tune.search.basic_variant import BasicVariantGenerator
 
-from fever.cluster import Cluster
-from fever.run import Run
+from fever.runs.run import Run
+from fever.sampling.ray_cluster import Cluster
+from fever.sampling.workers import search_path
 from fever.tune.actor import TrialActor
 from fever.tune.driver import send_to_root
 from fever.tune.score import BUDGET
 from fever.tune.trial import PERTURBATIONS, Plan
 from fever.tune.watch import Watcher
-from fever.workers import search_path
 
 if TYPE_CHECKING:
     from fever.tune.study import Study

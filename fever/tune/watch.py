@@ -12,7 +12,7 @@ from typing import Any
 from ray.tune import Callback
 
 from fever.errors import FeverError, TrainingError
-from fever.process import Interrupts
+from fever.signals import Interrupts
 from fever.tune import records
 from fever.tune.records import FAILED, FINISHED, RUNNING, STOPPED, WAITING, Record
 from fever.tune.space import Space

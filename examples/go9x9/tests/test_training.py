@@ -7,8 +7,8 @@ from typing import Any
 
 import fever
 import pytest
-from fever.evaluate import evaluate
-from fever.sources import EnvSource
+from fever.envs.source import EnvSource
+from fever.runs.evaluate import evaluate
 
 from fever_go import Go9x9
 from fever_go.gtp import Engine

@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from fever.errors import FeverError
+from fever.job import Meeting
 from fever.launch.aws import config, resources
 from fever.launch.aws.config import explain_policy, policy, render
 from fever.launch.aws.launcher import run_ray
 from fever.launch.aws.leftovers import Leftover, find_leftovers, remove_leftovers
 from fever.launch.aws.resources import Clients, Facts, Names, sentences
-from fever.launch.environment import describe_environment
-from fever.launch.meeting import Meeting
+from fever.launch.clusters.host_packages import describe_environment
 from fever.launch.signals import signals_interrupt, signals_wait
 from fever.launch.targets import Aws
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from fever.launch.aws import resources
 from fever.launch.aws.resources import Facts, Names
-from fever.launch.node import RAY
-from fever.launch.ssh import shell_word
+from fever.launch.clusters.ssh import shell_word
+from fever.launch.rendezvous.rank import RAY
 
 if TYPE_CHECKING:
     from fever.launch.targets import Aws

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fever.launch import host
+from fever.launch.on_host import host
 
 RECORD = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+\s+(\w+) \S+ -- (.*)")  # a line that the launcher itself has written
 STEPS = {  # in what Ray's launcher prints -> what is said of it

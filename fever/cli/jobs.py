@@ -1,0 +1,98 @@
+"""The part of the command line that is about other machines: the options of `--on`, and `jobs`, `logs`, `stop`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from fever.errors import FeverError
+
+commands = typer.Typer()
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="A job: its name or number, its run's name, or: last.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
+PLACE_PANEL = "Where it runs"
+On = Annotated[
+    str | None,
+    typer.Option(
+        "--on",
+        metavar="TARGET",
+        help="slurm, pbs, mpi, or a YAML file: a site, a cluster.",
+        rich_help_panel=PLACE_PANEL,
+    ),
+]
+
+
+def _place(annotation: Any, help: str, *names: str) -> Any:
+    return Annotated[annotation, typer.Option(*names, help=help, rich_help_panel=PLACE_PANEL)]
+
+
+PLACE = {  # options of all commands that can run elsewhere; the names are a target's settings
+    "on": On,
+    "nodes": _place(int | None, "Machines.  \\[default: 1]"),
+    "cpus_per_node": _place(int | None, "Cores of each machine.  \\[default: all]"),
+    "time": _place(str | None, "The job's time limit: 20m, 2h."),
+    "account": _place(str | None, "Whom the hours are charged to."),
+    "partition": _place(str | None, "Partition or queue."),
+    "qos": _place(str | None, "Quality of service."),
+    "interface": _place(str | None, "Network interface, such as ib0."),
+    "gpus": _place(int | None, "GPUs of the learner's machine."),
+    "requeue": _place(bool | None, "Continue in a new job after the time limit.", "--requeue"),
+    "dry_run": _place(bool | None, "Print the job's script only.", "--dry-run"),
+    "detach": _place(bool | None, "Submit and do not follow the log.", "--detach"),
+}
+
+
+def leave_for(config: Any, place: dict[str, Any], quiet: bool, as_json: bool, run: Any = None) -> None:
+    """Run on another target and exit, if one is named; returns if not."""
+    if place and "on" not in place:
+        raise FeverError(f"--{next(iter(place)).replace('_', '-')} goes with --on")
+    if not place:
+        return
+    from fever.launch.dispatch import Order, run_elsewhere
+
+    on, dry_run, detach = place.pop("on"), place.pop("dry_run", False), place.pop("detach", False)
+    flags = [*(["--quiet"] if quiet else []), *(["--json"] if as_json else [])]
+    path = run.path.resolve() if run is not None else None
+    raise typer.Exit(run_elsewhere(Order(config, on, path, flags, dry_run, detach), place))
+
+
+@commands.command(rich_help_panel="Other machines")
+def jobs(as_json: Json = False) -> None:
+    """List the jobs that run elsewhere: state, run directory, log."""
+    from fever.launch.jobs import list_jobs
+
+    rows = [job.describe() for job in list_jobs()]
+    if as_json:
+        print(json.dumps(rows))
+    elif not rows:
+        print("there are no jobs; start one with: fever train CartPole-v1 --on slurm")
+    for row in rows if not as_json else ():
+        print(f"{row['job']:16} {row['state']:8} {row['reason']:24} {row['run']}")
+
+
+@commands.command(rich_help_panel="Other machines")
+def logs(
+    job: JobName, follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job ends.")] = False
+) -> None:
+    """Print the log of a job."""
+    from fever.launch import follow as following
+    from fever.launch import jobs
+
+    found = jobs.find_job(job)
+    if follow:
+        raise typer.Exit(following.show(found, log=True))
+    following.refresh(found)
+    if found.log.is_file():
+        print(found.log.read_text(errors="replace"), end="")
+    else:
+        print(f"{found.name} has no log yet: it is {found.state()[0]}")
+
+
+@commands.command(rich_help_panel="Other machines")
+def stop(job: JobName, now: Annotated[bool, typer.Option("--now", help="Cancel it without saving.")] = False) -> None:
+    """Let a job save and stop."""
+    from fever.launch import jobs
+
+    print(jobs.stop(jobs.find_job(job), now))

@@ -1,0 +1,201 @@
+"""Commands about machines of the user's own: `up`, `status`, `tunnel`, `down`, and what comes home from them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fever.cli.jobs import JobName, Json
+from fever.errors import FeverError
+
+commands = typer.Typer()
+ClusterFile = Annotated[str, typer.Argument(metavar="FILE", help="The cluster's YAML file, with kind: ssh or aws.")]
+
+
+def load_cluster(file: str, **options: Any) -> Any:
+    """The target that a file describes, if it is one that goes up and down."""
+    from fever.launch.targets import Existing, Machines, load_target
+
+    target = load_target(file, {name: value for name, value in options.items() if value is not None})
+    if not isinstance(target, Machines) or isinstance(target, Existing):
+        raise FeverError(
+            f"{file} is of kind {target.kind}, whose jobs bring their machines with them; see: fever train --on"
+        )
+    return target
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+@commands.command(rich_help_panel="Other machines")
+def up(
+    file: ClusterFile,
+    min_hosts: Annotated[int | None, typer.Option(help="Hosts that must be usable.  \\[default: 1]")] = None,
+) -> None:
+    """Start Ray on every host that is not part of the cluster yet; all at once, a line each."""
+    from fever.launch.clusters import ssh_up as clusters
+
+    record = clusters.up(load_cluster(file, min_hosts=min_hosts), file, say)
+    cores = [count for count in record.hosts.values() if count]
+    size = f"{len(cores)} hosts, {sum(cores)} cores" if cores else "workers follow"
+    print(f"{record.name} is up: {size}; train with: fever train ENV --on {file}")
+
+
+@commands.command(rich_help_panel="Other machines")
+def status(file: ClusterFile, as_json: Json = False) -> None:
+    """Show a cluster: its hosts, cores in use, jobs, hours up."""
+    from fever.launch.clusters import ssh_up as clusters
+    from fever.launch.clusters.status import describe
+
+    record = clusters.require_record(load_cluster(file), file)
+    described = describe(record)
+    if as_json:
+        print(json.dumps(described))
+        return
+    print(f"{record.name}: up for {described['hours']:.1f} h, head {record.head}")
+    for row in described["hosts"]:
+        busy = f"{row['busy']:.1f} of {row['cores']} cores in use" if row["state"] == "up" else row["reason"]
+        print(f"  {row['host']:20} {row['state']:8} {busy}")
+    for row in described["jobs"]:
+        print(f"  {row['job']:20} {row['state']:8} {row['reason']:24} {row['run']}")
+    if cost := described["cost"]:
+        for row in cost["instances"]:
+            price = f"{row['price']:.3f} USD/h" if row["price"] is not None else "price unknown"
+            spot = ", spot" if row["spot"] else ""
+            print(f"  {row['id']:20} {row['state']:8} {row['type']}{spot}, {row['hours']:.1f} h, {price}")
+        print(f"  about {cost['estimate']:.2f} USD so far, by prices of {cost['prices']} ({cost['note']})")
+
+
+@commands.command(rich_help_panel="Other machines")
+def down(
+    file: ClusterFile,
+    force: Annotated[bool, typer.Option("--force", help="Even if results cannot be fetched any more.")] = False,
+) -> None:
+    """Fetch what was not fetched, stop everything, and say what is left."""
+    from fever.launch.clusters import jobs as cluster_jobs
+    from fever.launch.clusters import ssh_up as clusters
+    from fever.launch.targets import Aws
+
+    target = load_cluster(file)
+    record = clusters.find_record(target.name)
+    if record is None and (left := clusters.down_unfinished(target, say, force)) is not None:
+        _say_left(left, f"fever down {file}", force)
+        return
+    record = clusters.require_record(target, file)
+    cluster_jobs.bring_home(record, say, force)
+    copies = bool(cluster_jobs.jobs_of(record)) and not isinstance(target, Aws)
+    left = clusters.down(record, say, force)
+    _say_left(left, f"fever down {file}", force)
+    if copies:
+        print(f"{record.head}: copies of the runs stay in {record.runs}, yours to remove")
+    print(f"{record.name} is down after {(time.time() - record.began) / 3600:.1f} h")
+
+
+def _say_left(left: dict[str, list[str]], again: str, force: bool = False) -> None:
+    """What is left of a cluster; that something is, ends the command unless it is given up."""
+    for host, things in left.items():
+        print(f"{host}: {'stopped, nothing is left' if not things else 'left: ' + ', '.join(things)}")
+    if any(left.values()) and not force:
+        raise FeverError(f"it is not quite down; run {again} again when these answer, or with --force to forget them")
+
+
+aws_commands = typer.Typer(help="What fever needs on AWS, and what is left there.", no_args_is_help=True)
+commands.add_typer(aws_commands, name="aws", rich_help_panel="Other machines")
+Region = Annotated[str, typer.Argument(metavar="REGION", help="Such as us-west-2.")]
+
+
+@aws_commands.command()
+def policy(
+    region: Annotated[str | None, typer.Argument(metavar="[REGION]", help="If not of the usual kind.")] = None,
+) -> None:
+    """Print the least that your AWS user must be allowed, as an IAM policy."""
+    from fever.launch import aws
+
+    print(json.dumps(aws.policy(region), indent=2))
+
+
+@aws_commands.command()
+def leftovers(
+    region: Region,
+    running: Annotated[bool, typer.Option("--running", help="Remove also what belongs to instances that run.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False,
+) -> None:
+    """Find what earlier clusters left in a region, Ray's own launcher included, and remove it after asking."""
+    from fever.launch import aws
+
+    found = aws.find_leftovers(region)
+    for row in found:
+        print(row)
+    chosen = [row for row in found if running or not row.running]
+    if not chosen:
+        rest = "; --running removes what runs" if found else ""
+        print(f"nothing is left in {region} of clusters that have ended{rest}")
+        return
+    what = "running instances included" if any(row.running for row in chosen) else "nothing that runs"
+    if not yes and not sys.stdin.isatty():
+        raise FeverError(f"{len(chosen)} of these would be removed, {what}; say --yes where nobody can be asked")
+    if not yes and not typer.confirm(f"Remove {len(chosen)} of these, {what}?"):
+        return
+    left = aws.remove_leftovers(chosen)
+    for row in left:
+        print(f"still there: {row}")
+    if left:
+        raise typer.Exit(1)
+
+
+@commands.command(rich_help_panel="Other machines")
+def attach(job: JobName) -> None:
+    """Show a job's live display again, with its whole history; Ctrl-C detaches."""
+    from fever.launch import follow, jobs
+
+    raise typer.Exit(follow.show(jobs.find_job(job)))
+
+
+@commands.command(rich_help_panel="Other machines")
+def fetch(
+    job: JobName,
+    to: Annotated[
+        Path | None, typer.Option(help="Folder to put the run directory in.  \\[default: where it is]")
+    ] = None,
+) -> None:
+    """Bring a job's run directory home: only what is new, every file verified."""
+    from fever.config import format_bytes
+    from fever.launch import follow, jobs
+    from fever.launch.clusters import link as remote
+    from fever.launch.clusters.ssh import Unreachable
+
+    found = jobs.find_job(job)
+    if not follow.on_cluster(found):
+        raise FeverError(f"{found.name} writes its run directory on a shared file system already: {found.run}")
+    if found.home and to is None:
+        print(f"{found.run}: all of it is here, verified")
+        return
+    where = (to.expanduser().resolve() / found.run.name) if to else None
+    with remote.connect(found) as connection:
+        try:
+            state, _ = connection.state(found)
+        except Unreachable:  # Ray is dead there, but files may come
+            state = "unknown"
+        moved = connection.sync(found, where)
+    print(f"{where or found.run}: {format_bytes(moved)} moved, verified; the job is {state.lower()}")
+
+
+@commands.command(rich_help_panel="Other machines")
+def tunnel(
+    file: ClusterFile,
+    port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="Port here for Ray's dashboard.  \\[default: 8265 or a free one]"),
+    ] = None,
+) -> None:
+    """Open Ray's dashboard, TensorBoard and the runs of a cluster on this machine, until Ctrl-C."""
+    from fever.launch.clusters import ssh_up as clusters
+    from fever.launch.clusters.tunnel import open_tunnel
+
+    open_tunnel(clusters.require_record(load_cluster(file), file), port)

@@ -1,0 +1,306 @@
+"""The command line. Nothing heavy is imported before a command needs it, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from fever.cli.jobs import PLACE, Json, On, commands, leave_for
+from fever.cli.machines import commands as cluster_commands
+from fever.cli.options import OLD, RUN, SEARCH, STOP, configuration, gathers, stop_rules
+from fever.cli.options import workers as parse_workers
+from fever.cli.runs import RunName, Runs, plain
+from fever.cli.runs import commands as run_commands
+from fever.errors import FeverError, TrainingError
+from fever.job import CONTINUED, JOB
+
+
+class Interrupted(Exception):
+    """Ctrl-C, under a name that Typer does not take for its own."""
+
+
+class Commands(TyperGroup):
+    """All commands."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise Interrupted(str(error)) from error
+
+
+app = typer.Typer(
+    cls=Commands,
+    help="Train deep-reinforcement-learning agents with one command, on one machine or many.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.add_typer(run_commands)
+app.add_typer(commands)
+app.add_typer(cluster_commands)
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Read pickles, which can run any program: only of runs that you trust.")
+]
+ENDINGS = {"interrupted": 130, "limit": CONTINUED}  # stop reasons that are no success -> exit codes
+
+
+@app.command()
+@gathers("place", PLACE)
+@gathers("old", OLD)
+@gathers("options", RUN)
+def train(
+    options: dict[str, Any], old: dict[str, Any], place: dict[str, Any], quiet: Quiet = False, as_json: Json = False
+) -> None:
+    """Train an agent until a stop rule is met; Ctrl-C saves and says how to go on."""
+    _begin("train", {**options, **old}, place, quiet, as_json)
+
+
+@app.command()
+@gathers("place", PLACE)
+@gathers("search", SEARCH)
+@gathers("options", RUN)
+def tune(
+    options: dict[str, Any], search: dict[str, Any], place: dict[str, Any], quiet: Quiet = False, as_json: Json = False
+) -> None:
+    """Search for settings, such as learning_rate=loguniform(1e-5,1e-2): many runs, and the best one's settings."""
+    _begin("tune", {**options, **search}, place, quiet, as_json)
+
+
+def _begin(command: str, options: dict[str, Any], place: dict[str, Any], quiet: bool, as_json: bool) -> None:
+    """A new run, or a new search; here, or where `--on` says."""
+    config = configuration(options, command, quiet, elsewhere="on" in place)
+    leave_for(config, place, quiet, as_json)
+    if config.search is not None:
+        _search(config, quiet, as_json)
+        return
+    from fever.training import trainer
+
+    _finish(trainer.train(config, display=_display(quiet, as_json)).summary, as_json)
+
+
+def _search(config: Any, quiet: bool, as_json: bool, **going_on: Any) -> None:
+    """A search, new or going on."""
+    from fever.tune import search
+    from fever.tune.table import make_table
+
+    table = make_table("quiet" if quiet else "auto", to_stderr=as_json)
+    _finish(search(config, display=table, **going_on), as_json)
+
+
+@app.command()
+@gathers("place", PLACE)
+@gathers("stop", STOP)
+def resume(
+    run: RunName,
+    stop: dict[str, Any],
+    place: dict[str, Any],
+    workers: Annotated[
+        str | None, typer.Option(help="Sampler processes, if other than before; with --on and none before: all.")
+    ] = None,
+    runs: Runs = "runs",
+    checkpoint: Annotated[str, typer.Option(help="last, best, or an iteration's number.")] = "last",
+    trust: Trust = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Go on with a run from its checkpoint; new stop rules replace old ones of the same kind, and what has ended it."""
+    from fever.config import RunConfig, validate
+
+    found = _open_to_resume(run, runs, here="on" not in place)
+    values = found.config.model_dump(mode="json")
+    if "stop_time" in stop:
+        values["stop"].pop("seconds")
+    values["stop"] |= stop_rules(stop)
+    searching = values["search"] is not None
+    if workers is not None:
+        values["workers"] = parse_workers(workers)
+    elif "on" in place and values["workers"] == 0 and not searching:
+        values["workers"] = "all"  # it was trained in one process so far, and has machines now
+    config = validate(RunConfig, values, "fever resume")
+    rules, dropped = found.drop_met(config.stop, stop_rules(stop), checkpoint)
+    config = config.model_copy(update={"stop": rules})
+    if dropped and not quiet:
+        print(f"fever: the stop rule that it had met ({', '.join(dropped)}) no longer counts", file=sys.stderr)
+    if "on" in place and checkpoint != "last":
+        raise FeverError("with --on, a run goes on from its last checkpoint")
+    if "on" in place:  # the job would take it for its own
+        _require_trust(found, searching, trust)
+    leave_for(config, place, quiet, as_json, found)
+    if searching:
+        _search(config, quiet, as_json, run=found, trust=trust)
+        return
+    from fever.training import trainer
+
+    result = trainer.resume(found, config, checkpoint, display=_display(quiet, as_json), trust=trust)
+    _finish(result.summary, as_json)
+
+
+def _open_to_resume(word: str, runs: str, here: bool) -> Any:
+    """A run to go on with; what its last job has made on another machine is here then. If it does not go on `here`,
+    that is seen to where it goes on: once, though this may be one of many ranks."""
+    from fever.runs.run import Run
+
+    if JOB in os.environ:
+        return Run.open(word, runs)
+    from fever.launch.dispatch import settle
+    from fever.launch.jobs import list_jobs
+
+    try:
+        found = Run.open(word, runs)
+    except FeverError:  # of a job that nobody has looked at yet
+        path = next((job.run for job in list_jobs() if word in (job.name, job.run.name, str(job.run))), None)
+        if path is None:
+            raise
+        settle(path)
+        return Run.open(str(path), runs)
+    if here and (found.job / "job.json").is_file():
+        settle(found.path)
+    return found
+
+
+def _require_trust(run: Any, searching: bool, trust: bool) -> None:
+    """Refuse to go on elsewhere with what holds pickles, unless it is trusted."""
+    if searching:
+        from fever.tune.study import may_resume
+
+        may_resume(run, trust)
+    elif run.checkpoints():
+        run.checkpoint().require(trust)
+
+
+@app.command()
+def config(algo: Annotated[str | None, typer.Argument(help="An algorithm; none: list them.")] = None) -> None:
+    """Every setting of an algorithm: default, meaning and where the default comes from."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from fever.algos.base import ALGORITHMS, config_of
+    from fever.config import is_rllib
+
+    if algo is None:
+        print("\n".join(ALGORITHMS))
+        print(_rllib_names())
+        return
+    if is_rllib(algo):
+        from fever.rllib.settings import describe
+
+        rows = [(*row, "RLlib") for row in describe(algo)]
+    else:
+        fields = config_of(algo).model_fields
+        rows = [(name, plain(field.default), field.description or "", _source(field)) for name, field in fields.items()]
+    table = Table(box=None, header_style="bold", title=f"settings of {algo}", title_justify="left")
+    for column in ("setting", "default", "meaning", "source"):
+        table.add_column(column, no_wrap=column in ("setting", "default"))
+    for name, default, meaning, source in rows:
+        table.add_row(name, default, escape(meaning), source)
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def _source(field: Any) -> str:
+    extra = field.json_schema_extra
+    return str(extra["source"]) if isinstance(extra, dict) else ""
+
+
+def _rllib_names() -> str:
+    from fever.rllib import names
+
+    try:
+        return "\n".join(f"rllib:{name}" for name in names())
+    except FeverError as error:
+        return f"rllib:NAME ({error})"
+
+
+@app.command()
+def doctor(on: On = None, runs: Runs = "runs") -> None:
+    """Check this machine, or with --on the machines of a job: versions, names, ports, clocks, folders, known traps."""
+    from fever.launch.doctor import examine
+
+    if on is None:
+        findings = examine()
+    else:
+        from fever.launch.checks import examine_target
+
+        findings = examine_target(on, Path(runs).expanduser().resolve())
+    for finding in findings:
+        print(f"{finding.mark:7} {finding.topic:14} {finding.text}")
+    if any(finding.mark == "problem" for finding in findings):
+        raise typer.Exit(1)
+
+
+def _display(quiet: bool, as_json: bool) -> Any:
+    from fever.training.display import make_display
+
+    return make_display("quiet" if quiet else "auto", to_stderr=as_json)
+
+
+def _finish(summary: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(summary))
+    if summary["stop_reason"] in ENDINGS:
+        raise typer.Exit(ENDINGS[summary["stop_reason"]])
+
+
+def main() -> None:
+    """Run a command; every mistake in the input ends as one sentence and exit code 2."""
+    if JOB in os.environ:  # told that the job's time is over while it is still being set up
+        signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's; acting has small matrices, which threads slow down
+    gc.set_threshold(100_000)  # imports allocate much that stays for good; looking for garbage there takes time
+    sys.unraisablehook = lambda what: logging.info("ignored in %s: %r", what.object, what.exc_value)  # not ours, mostly
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # modules in the folder where fever is started can be imported
+    code = _run()
+    if JOB in os.environ:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # a Ray that is gone would be waited for
+    sys.exit(code)
+
+
+def _run() -> int:
+    """Run the command; returns the exit code."""
+    try:
+        return app(standalone_mode=False) or 0
+    except SystemExit as end:  # by the user's code, perhaps
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        return _fail(end.code, 1)
+    except FeverError as error:
+        return _fail(error, 2)
+    except TrainingError as error:
+        return _fail(error, 1)
+    except Interrupted as error:
+        return _fail(f"interrupted {error}", 130)
+    except BrokenPipeError:  # `fever runs | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:  # noqa: BLE001 - a mistake of ours, or of what the user's code does
+        sentence = getattr(error, "format_message", None)  # what Typer's usage errors have
+        if sentence is not None:
+            return _fail(sentence(), 2)
+        traceback.print_exc()
+        return 1
+
+
+def _fail(error: object, code: int) -> int:
+    print(f"fever: {' '.join(str(error).split())}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    main()

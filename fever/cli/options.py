@@ -1,0 +1,260 @@
+"""The options of `train` and `tune`, and what they say together: one configuration."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fever.errors import FeverError
+
+if TYPE_CHECKING:
+    from fever.config import RunConfig
+
+STOP = {  # options that say when a run ends
+    "stop_reward": Annotated[float | None, typer.Option(help="Stop at this mean return over the last episodes.")],
+    "stop_steps": Annotated[int | None, typer.Option(help="Stop after this many environment steps.")],
+    "stop_time": Annotated[str | None, typer.Option(help="Stop after this time: 90s, 10m, 2h.")],
+    "stop_iterations": Annotated[int | None, typer.Option(help="Stop after this many training iterations.")],
+    "stop_window": Annotated[
+        int | None, typer.Option(help="Episodes that the mean return is taken over.  \\[default: 20]")
+    ],
+}
+RUN = {  # options that say what is trained
+    "env": Annotated[
+        str | None, typer.Argument(help="Gymnasium id, module:Id-v0, or module:Name of a class or factory.")
+    ],
+    "settings": Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Settings; see: fever config ALGO.")
+    ],
+    "algo": Annotated[
+        str | None, typer.Option(help="Algorithm, or one of RLlib's such as rllib:SAC.  \\[default: ppo]")
+    ],
+    "workers": Annotated[
+        str | None,
+        typer.Option(
+            help="Sampler processes; 0: this process, auto: measure, all: one per core.  \\[default: 0; --on: all]"
+        ),
+    ],
+    "envs": Annotated[int | None, typer.Option(help="Environments per worker.  \\[default: 8]")],
+    "seed": Annotated[int | None, typer.Option(help="The one seed that all others come from.  \\[default: 0]")],
+    "env_kwargs": Annotated[str | None, typer.Option(help="The environment's arguments, as a JSON object.")],
+    **STOP,
+    "runs": Annotated[
+        str | None, typer.Option(envvar="FEVER_RUNS", help="Folder of run directories.  \\[default: runs]")
+    ],
+    "name": Annotated[str | None, typer.Option(help="Name of the run directory.")],
+    "device": Annotated[str | None, typer.Option(help="Where the learner runs: auto, cpu or gpu.")],
+    "gpus_per_worker": Annotated[
+        float | None, typer.Option(help="Share of a GPU for each worker's environments.  \\[default: 0]")
+    ],
+    "file": Annotated[
+        str | None, typer.Option("-f", "--file", help="YAML file with any of these, or an old one of RLlib's.")
+    ],
+}
+
+
+def _hidden(kind: Any, *names: str) -> Any:
+    return Annotated[kind | None, typer.Option(*names, hidden=True)]
+
+
+OLD = {  # words that tutorials of RLlib taught; understood, with a hint
+    "run": _hidden(str),
+    "old_env": _hidden(str, "--env"),
+    "name_env": _hidden(str),
+    "num_workers": _hidden(int),
+    "num_cpus": _hidden(int),
+    "num_gpus": _hidden(float),
+    "config": _hidden(str),
+    "stop": _hidden(str),
+    "framework": _hidden(str),
+    "experiment_name": _hidden(str),
+    "local_dir": _hidden(str),
+    "checkpoint_freq": _hidden(int),
+    "checkpoint_at_end": _hidden(bool, "--checkpoint-at-end"),
+    "ray_num_cpus": _hidden(int),
+    "ray_num_gpus": _hidden(int),
+}
+SEARCH = {  # further options of `tune`
+    "trials": Annotated[int | None, typer.Option(help="Trials.  \\[default: 20]")],
+    "method": Annotated[
+        str | None, typer.Option("--search", help="Who proposes values: random, grid, optuna.  \\[default: random]")
+    ],
+    "scheduler": Annotated[
+        str | None, typer.Option(help="none; asha: end bad trials early; pbt: go on from good ones.  \\[default: none]")
+    ],
+    "seeds": Annotated[int | None, typer.Option(help="Runs of every trial, with other seeds.  \\[default: 1]")],
+    "parallel": Annotated[int | None, typer.Option(help="Trials at the same time.  \\[default: one for each core]")],
+}
+
+
+def gathers(argument: str, options: dict[str, Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command these options; those that were used arrive as one dictionary, its argument of this name."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def gathered(**arguments: Any) -> None:
+            values = {name: arguments.pop(name) for name in options}
+            command(**{argument: {name: value for name, value in values.items() if value is not None}}, **arguments)
+
+        own = inspect.signature(command, eval_str=True).parameters
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters = [inspect.Parameter(name, kind, default=None, annotation=hint) for name, hint in options.items()]
+        parameters += [parameter.replace(kind=kind) for name, parameter in own.items() if name != argument]
+        gathered.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        gathered.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return gathered
+
+    return decorate
+
+
+def read_options(
+    options: dict[str, Any], command: str, hint: Callable[[str], None]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Values of a configuration from a file and the options beside it, which win; and what ranges, or files of RLlib's,
+    say of a search."""
+    words = {name.removeprefix("old_"): options[name] for name in OLD if name in options}
+    values: dict[str, Any] = {}
+    search: dict[str, Any] = {}
+    assignments = list(options.get("settings", ()))
+    env = options.get("env")
+    if env is not None and "=" in env:  # the environment is in the file and the first word is a setting
+        assignments.insert(0, env)
+        env = None
+    if "file" in options:
+        values, search, env = _read_file(options["file"], env, hint)
+    if words:
+        from fever.rllib.legacy.words import understand_words
+
+        understood, hints = understand_words(words)
+        values |= understood
+        for sentence in hints:
+            hint(sentence)
+    given = {name: options[name] for name in RUN if name in options and name not in ("settings", "file", *STOP)}
+    given.pop("env", None)
+    given |= {"env": env} if env is not None else {}
+    given |= {"workers": workers(given["workers"])} if "workers" in given else {}
+    given |= {"env_kwargs": _json_object(given["env_kwargs"], "--env-kwargs")} if "env_kwargs" in given else {}
+    values |= given
+    space, assigned = _divide(assignments, command)
+    search["space"] = {**search.get("space", {}), **space}
+    stop = stop_rules(options)
+    if "iterations" in assigned:  # no algorithm has it: how long a run is, is a stop rule
+        stop = {"iterations": assigned.pop("iterations"), **stop}
+    where = options.get("file", f"fever {command}")
+    values["settings"] = {**_mapping(values, "settings", where), **assigned}
+    values["stop"] = {**_mapping(values, "stop", where), **stop}
+    if "env" not in values:
+        raise FeverError(f"say what to train on, for example: fever {command} CartPole-v1")
+    return values, search
+
+
+def configuration(options: dict[str, Any], command: str, quiet: bool, elsewhere: bool) -> RunConfig:
+    """The configuration that the options of `train` or `tune` describe."""
+    from fever.config import RunConfig, validate
+
+    def hint(sentence: str) -> None:
+        if not quiet:
+            print(f"fever: {sentence}", file=sys.stderr)
+
+    values, found = read_options(options, command, hint)
+    where = options.get("file", f"fever {command}")
+    if command == "tune":
+        asked = {name: options[name] for name in SEARCH if name in options}
+        kept = _mapping(values, "search", where)
+        space = {**_mapping(kept, "space", f"{where}: search"), **found["space"]}
+        values["search"] = {**kept, **found, **asked, "space": space}
+    elif elsewhere and "workers" not in values and not values.get("search") and not _says_workers(values):
+        values["workers"] = "all"
+    return validate(RunConfig, values, where)
+
+
+def _mapping(values: dict[str, Any], name: str, where: str) -> dict[str, Any]:
+    """The mapping of this name among some values, empty if there is none."""
+    found = values.get(name)
+    if not isinstance(found, dict | None):
+        raise FeverError(f"{where}: {name}={found!r} cannot be used: it is a mapping, {name}: {{name: value}}")
+    return found or {}
+
+
+def _read_file(
+    name: str, env: str | None, hint: Callable[[str], None]
+) -> tuple[dict[str, Any], dict[str, Any], str | None]:
+    """The values in a YAML file, what one of RLlib's says of a search, and the environment that wins over its own.
+
+    It is fever's, or one of the removed `rllib train -f`: then `FILE:EXPERIMENT` chooses, and old ids are understood.
+    """
+    from fever.config import is_rllib, load_yaml
+    from fever.rllib.legacy.translate import is_old_yaml, translate
+
+    path, _, experiment = name.rpartition(":") if not Path(name).exists() and ":" in name else (name, "", None)
+    values = load_yaml(Path(path))
+    if not is_old_yaml(values):
+        return values, {}, env
+    translation = translate(values, path, experiment, env)
+    if is_rllib(translation.values["algo"]):
+        from fever.rllib.settings import known_part
+
+        translation = known_part(translation)
+    for note in translation.notes:
+        hint(note)
+    old: dict[str, Any] = {"method": "grid"} if translation.grid else {}
+    if translation.trials is not None:  # repeats of every point of a grid, or samples
+        old["seeds" if translation.grid else "trials"] = translation.trials
+    return translation.values, {**old, "space": translation.space}, None
+
+
+def _says_workers(values: dict[str, Any]) -> bool:
+    """Whether settings for RLlib say how many workers there are, by any of its names for that."""
+    from fever.rllib.legacy.old_names import RENAMED
+
+    return any(RENAMED.get(name, name) == "num_env_runners" for name in values["settings"])
+
+
+def _divide(assignments: list[str], command: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """Settings that are to be searched, and those that are given."""
+    from fever.config import parse_assignments
+    from fever.tune.space import is_space_expression
+
+    space: dict[str, str] = {}
+    rest = []
+    for word in assignments:
+        name, equals, text = word.partition("=")
+        if equals and is_space_expression(text):
+            if command != "tune":
+                raise FeverError(f"{word}: a range of values is for a search: fever tune")
+            space[name.strip()] = text.strip()
+        else:
+            rest.append(word)
+    return space, parse_assignments(rest)
+
+
+def stop_rules(options: dict[str, Any]) -> dict[str, Any]:
+    """The stop rules among some options."""
+    return {name.removeprefix("stop_"): options[name] for name in STOP if name in options}
+
+
+def workers(text: str) -> int | str:
+    """What `--workers` says."""
+    if text in ("auto", "all"):
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise FeverError(f"--workers takes a number, auto or all, not {text!r}") from None
+
+
+def _json_object(text: str, option: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise FeverError(f"{option} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise FeverError(f'{option} takes a JSON object such as {{"size": 5}}')
+    return value

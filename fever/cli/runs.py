@@ -1,0 +1,179 @@
+"""The part of the command line that looks at runs: their scores, videos, tables, pictures, policies."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fever.cli.jobs import Json
+from fever.errors import FeverError
+
+commands = typer.Typer()
+Runs = Annotated[str, typer.Option(envvar="FEVER_RUNS", help="Folder of run directories.")]
+RunName = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run: its path, its name in the folder of runs, or: last.")
+]
+Which = Annotated[str, typer.Option("--checkpoint", help="best, last, or an iteration's number.")]
+
+
+@commands.command(name="eval")
+def evaluate(
+    run: RunName,
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes to play.")] = 20,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the episodes.")] = 1_000_000,
+    stochastic: Annotated[bool, typer.Option("--stochastic", help="Draw actions instead of the likeliest.")] = False,
+    checkpoint: Which = "best",
+    runs: Runs = "runs",
+    as_json: Json = False,
+) -> None:
+    """Play episodes with a run's policy and print the scores."""
+    from fever.runs.evaluate import evaluate, source_of
+    from fever.runs.run import Run
+
+    found = Run.open(run, runs)
+    chosen = found.checkpoint(checkpoint)
+    scores = evaluate(chosen, source_of(found), episodes, seed, deterministic=not stochastic).summary()
+    if as_json:
+        print(json.dumps({"run": str(found.path), "checkpoint": chosen.iteration, **scores}))
+        return
+    title = f"{found.config.env}, checkpoint {chosen.iteration}, {episodes} episodes"
+    _table([(key.replace("_", " "), f"{value:,.2f}") for key, value in scores.items() if key != "episodes"], title)
+
+
+@commands.command()
+def watch(
+    run: RunName,
+    to: Annotated[Path | None, typer.Option(help="The file, .mp4 or .gif.  \\[default: RUN/videos/]")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps to film at most.")] = 1000,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the episode.")] = 1_000_000,
+    checkpoint: Which = "best",
+    runs: Runs = "runs",
+) -> None:
+    """Film one episode of a run's policy."""
+    for name, value in {
+        "PYGAME_HIDE_SUPPORT_PROMPT": "1",
+        "SDL_VIDEODRIVER": "dummy",
+        "SDL_AUDIODRIVER": "dummy",
+    }.items():
+        os.environ.setdefault(name, value)
+    from fever.runs.evaluate import can_write_mp4, record, source_of
+    from fever.runs.run import Run
+
+    found = Run.open(run, runs)
+    chosen = found.checkpoint(checkpoint)
+    path = to or found.path / "videos" / f"{chosen.path.name}.{'mp4' if can_write_mp4() else 'gif'}"
+    total = record(chosen, source_of(found), path, steps, seed)
+    print(f"{path}: one episode, return {total:,.1f}")
+
+
+@commands.command(name="runs")
+def list_all(runs: Runs = "runs", as_json: Json = False) -> None:
+    """List the runs in a folder."""
+    from fever.runs.run import list_runs
+
+    rows = [_run_row(run) for run in list_runs(Path(runs).expanduser())]
+    if as_json:
+        print(json.dumps(rows))
+    elif not rows:
+        print(f"there is no run in {runs}; start one with: fever train CartPole-v1")
+    else:
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(box=None, header_style="bold")
+        for column in rows[0]:
+            table.add_column(column, justify="right" if column in ("steps", "return", "steps/s") else "left")
+        for row in rows:
+            table.add_row(*(f"{cell:,.1f}" if isinstance(cell, float) else f"{cell}" for cell in row.values()))
+        Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def _run_row(run: Any) -> dict[str, Any]:
+    row = {
+        "run": run.path.name, "env": "-", "algo": "-", "status": "damaged", "steps": 0, "return": "-", "steps/s": "-",
+    }  # fmt: skip
+    try:
+        config, summary = run.config, run.summary or {}
+        last = run.last_row() or summary  # a search has no metrics of its own
+        return row | {
+            "env": config.env,
+            "algo": f"tune {config.algo}" if config.search else config.algo,
+            "status": run.status,
+            "steps": last.get("steps", 0),
+            "return": last.get("return_mean", "-"),
+            "steps/s": (summary or last).get("steps_per_second", "-"),
+        }
+    except FeverError:  # one run does not hide the others; `fever show` says what is wrong with it
+        return row
+
+
+@commands.command()
+def show(run: RunName, runs: Runs = "runs", as_json: Json = False) -> None:
+    """Show one run: how it stands, its settings, its checkpoints."""
+    from fever.runs.run import Run
+
+    found = Run.open(run, runs)
+    config, facts, last = found.config, found.facts, found.last_row()
+    checkpoints = [{"iteration": one.iteration, "score": one.score} for one in found.checkpoints()]
+    if as_json:
+        described = {"run": str(found.path), "status": found.status, "config": config.model_dump(mode="json")}
+        print(json.dumps({**described, "facts": facts, "last": last, "checkpoints": checkpoints}))
+        return
+    _table([("status", found.status), ("started", facts["time"]), ("fever", facts["fever"])], str(found.path))
+    skipped = ("settings", "runs", "name")
+    rows = [(key, plain(value)) for key, value in config.model_dump(mode="json").items() if key not in skipped]
+    _table(rows + [(key, plain(value)) for key, value in config.settings.items()], "settings")
+    _table(
+        [(key, f"{value:,.4g}" if isinstance(value, float) else plain(value)) for key, value in last.items()],
+        "last metrics",
+    )
+    _table([(str(one["iteration"]), f"score {plain(one['score'])}") for one in checkpoints], "checkpoints")
+
+
+@commands.command()
+def plot(
+    names: Annotated[list[str], typer.Argument(metavar="RUN...", help="One run or several, for one picture.")],
+    to: Annotated[
+        Path | None, typer.Option(help="The picture: .png, .svg or .pdf.  \\[default: in the first RUN]")
+    ] = None,
+    runs: Runs = "runs",
+) -> None:
+    """Draw the curves of one or more runs."""
+    from fever.runs.plot import plot
+    from fever.runs.run import Run
+
+    found = [Run.open(name, runs) for name in names]
+    print(plot(found, to or found[0].path / ("curves.png" if len(found) == 1 else "compared.png")))
+
+
+@commands.command()
+def export(
+    run: RunName,
+    to: Annotated[Path | None, typer.Option(help="The folder to make.  \\[default: RUN/exported_policy]")] = None,
+    checkpoint: Which = "best",
+    runs: Runs = "runs",
+) -> None:
+    """Write a run's policy as a folder that acts with NumPy alone."""
+    from fever.runs.export import export
+    from fever.runs.run import Run
+
+    found = Run.open(run, runs)
+    path = export(found.checkpoint(checkpoint), to or found.path / "exported_policy")
+    print(f"{path}: import it from {path.parent}, or copy it anywhere:")
+    print(f"    from {path.name} import load; load().act(observation)")
+
+
+def plain(value: Any) -> str:
+    return json.dumps(value) if not isinstance(value, str) else value
+
+
+def _table(rows: list[tuple[str, str]], title: str) -> None:
+    width = max((len(key) for key, _ in rows), default=0)
+    print(title)
+    for key, value in rows:
+        print(f"  {key:{width}}  {value}")

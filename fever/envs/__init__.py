@@ -1,0 +1,1 @@
+"""Environments: from a name to N of them that are stepped together under one contract."""

@@ -1,0 +1,252 @@
+"""Which environment: from a name, a class or a function to one environment, or to a natively vectorised batch of them.
+
+Whatever is wrong with a name, its arguments or its packages becomes one sentence.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.vector import VectorEnv
+
+from fever.errors import FeverError
+
+EXTRAS = {"mujoco": "mujoco", "box2d": "box2d", "Box2D": "box2d", "pygame": "render", "ale_py": "atari"}
+
+
+@dataclass(frozen=True)
+class EnvSource:
+    """Which environment: an id, "module:Name", a class or a factory function, and the arguments for it."""
+
+    target: str | Callable[..., Any]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Take a partial function apart, so that name and arguments say all of it, if these can be written down."""
+        target = self.target
+        if isinstance(target, functools.partial) and not target.args and _is_json(target.keywords):
+            object.__setattr__(self, "kwargs", {**target.keywords, **self.kwargs})
+            object.__setattr__(self, "target", target.func)
+
+    @property
+    def name(self) -> str:
+        """What is written into configurations and messages; `EnvSource(name)` finds it again if it can be imported."""
+        if isinstance(self.target, str):
+            return self.target
+        if isinstance(self.target, functools.partial):  # whose arguments no name says
+            return f"{EnvSource(self.target.func).name}(...)"
+        named = self.target if hasattr(self.target, "__qualname__") else type(self.target)
+        return f"{named.__module__}:{named.__qualname__}"
+
+    def resolve(self) -> tuple[Callable[..., Any] | None, gym.envs.registration.EnvSpec | None]:
+        """Either a class or factory, or the specification of a registered id."""
+        if not isinstance(self.target, str):
+            return self.target, None
+        module, _, name = self.target.rpartition(":")
+        if module and not re.search(r"-v\d+$", name):
+            return import_attribute(module, name), None
+        if module:
+            _import_module(module)
+        atari = _atari() if name.startswith("ALE/") else None
+        if name not in gym.registry:
+            raise FeverError(_unknown_environment(name))
+        spec = gym.spec(name)
+        return None, spec if atari is None else atari.prepare(spec, self.kwargs)
+
+    @property
+    def vectorized(self) -> bool:
+        """Whether N of it are one environment by itself."""
+        factory, spec = self.resolve()
+        return spec.vector_entry_point is not None if spec is not None else is_vector_class(factory)
+
+    @property
+    def reward_threshold(self) -> float | None:
+        """The return at which this environment counts as solved, where its registration states one."""
+        _, spec = self.resolve()
+        return spec.reward_threshold if spec is not None else None
+
+
+@dataclass(frozen=True)
+class EnvContext:
+    """Where an environment runs; constructors that name these arguments get them."""
+
+    worker_index: int = 0  # 0 in this process and for the first worker
+    workdir: Path | None = None  # parent of the private folder of every environment
+    render_mode: str | None = None
+
+
+def make_env(source: EnvSource, context: EnvContext, index: int = 0) -> gym.Env:
+    """Make one ordinary environment; the caller closes it."""
+    factory, spec = source.resolve()
+    if spec is not None:
+        constructor = _entry_point(source, spec.entry_point)
+        _check_arguments(source, constructor, "max_episode_steps")  # gym.make's own
+        arguments = {**source.kwargs, **_context_arguments(constructor, context, index)}
+        if context.render_mode is not None:
+            arguments["render_mode"] = context.render_mode
+        return _construct(source, lambda: gym.make(spec, disable_env_checker=True, **arguments))
+    assert factory is not None
+    _check_arguments(source, factory)
+    arguments = {**source.kwargs, **_context_arguments(factory, context, index)}
+    if context.render_mode is not None and "render_mode" in (_parameters(factory) or {}):
+        arguments["render_mode"] = context.render_mode
+    env = _construct(source, lambda: factory(**arguments))
+    if not hasattr(env, "observation_space") or not hasattr(env, "action_space"):
+        raise FeverError(f"{source.name} made a {type(env).__name__}, which has no observation_space and action_space")
+    return env
+
+
+def make_vector_env(source: EnvSource, count: int, context: EnvContext) -> VectorEnv:
+    """Make a natively vectorised environment; the caller closes it."""
+    if "num_envs" in source.kwargs:
+        raise FeverError(f"num_envs is no argument for {source.name}; how many there are is said with --envs")
+    factory, spec = source.resolve()
+    if spec is not None:
+        _check_arguments(source, _entry_point(source, spec.vector_entry_point))
+        return _construct(
+            source,
+            lambda: gym.make_vec(spec, num_envs=count, vectorization_mode="vector_entry_point", **source.kwargs),
+        )
+    assert factory is not None
+    _check_arguments(source, factory)
+    arguments = {**source.kwargs, **_context_arguments(factory, context, 0)}
+    return _construct(source, lambda: factory(num_envs=count, **arguments))
+
+
+def make_any(source: EnvSource, context: EnvContext) -> Any:
+    """Make one environment of either kind, to see whether it can be; the caller closes it."""
+    return make_vector_env(source, 1, context) if source.vectorized else make_env(source, context)
+
+
+def _is_json(values: dict[str, Any]) -> bool:
+    """Whether a configuration can keep these."""
+    from pydantic_core import to_jsonable_python
+
+    try:
+        to_jsonable_python(values)
+    except ValueError:
+        return False
+    return True
+
+
+def _entry_point(source: EnvSource, entry: Any) -> Any:
+    """The constructor behind a registered id."""
+    load = gym.envs.registration.load_env_creator
+    return _construct(source, lambda: load(entry)) if isinstance(entry, str) else entry
+
+
+def _check_arguments(source: EnvSource, constructor: Any, *more: str) -> None:
+    """Refuse arguments that neither a constructor has nor are in `more`, before anything is made."""
+    parameters = _parameters(constructor)
+    if parameters is None or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
+        return
+    for name in source.kwargs:
+        if name not in parameters and name not in more:
+            raise FeverError(f"{source.name} has no argument {name}; it has: {', '.join(parameters) or 'none'}")
+
+
+def _construct(source: EnvSource, make: Callable[[], Any]) -> Any:
+    """Call a constructor; a wrong argument or a missing package becomes one sentence."""
+    try:
+        return make()
+    except (ImportError, gym.error.DependencyNotInstalled) as error:
+        raise FeverError(_missing_package(source.name, error)) from error
+    except TypeError as error:
+        if "missing" not in str(error):
+            raise
+        raise FeverError(f"{source.name} cannot be made with the arguments {source.kwargs}: {error}") from error
+    except gym.error.Error as error:
+        raise FeverError(f"{source.name} cannot be made: {error}") from error
+
+
+def _missing_package(name: str, error: Exception) -> str:
+    text = str(error).strip().rstrip(".")
+    for word, extra in EXTRAS.items():
+        if word in text:
+            return f'{name} needs a package that is not installed; install it with: pip install "fever[{extra}]"'
+    return f"{name} needs a package that is not installed: {text}"
+
+
+def _unknown_environment(name: str) -> str:
+    if name.startswith("ALE/") and not any(known.startswith("ALE/") for known in gym.registry):
+        return f'{name} needs the Atari environments; install them with: pip install "fever[atari]"'
+    lowered = {known.lower(): known for known in gym.registry}
+    close = [lowered[match] for match in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.5)]
+    same = [known for known in gym.registry if known.lower().rpartition("-v")[0] == name.lower().rpartition("-v")[0]]
+    names = list(dict.fromkeys(same[::-1] + close))[:3]
+    hint = f"; did you mean {' or '.join(names)}?" if names else ""
+    return f'there is no environment {name}{hint} (an environment of your own is written as "module:Name")'
+
+
+def _atari() -> Any:
+    """The module for ALE's environments, which registers their ids; None without ale-py."""
+    try:
+        from fever.envs import atari
+    except ModuleNotFoundError:
+        return None
+    return atari
+
+
+def _import_module(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except (TypeError, ValueError) as error:  # ".module", ""
+        raise FeverError(f"{module!r} is not the name of a module") from error
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
+            raise FeverError(
+                f"there is no module {module} here; start fever in the folder that has it, or install it"
+            ) from error
+        raise FeverError(f"module {module} cannot be imported: {error}") from error
+
+
+def import_attribute(module: str, name: str) -> Callable[..., Any]:
+    found = home = _import_module(module)
+    try:
+        for part in name.split("."):
+            found = getattr(found, part)
+    except AttributeError as error:
+        names = [key for key, value in vars(home).items() if callable(value) and key[0] != "_"]
+        close = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
+        hint = f"; did you mean {' or '.join(close)}?" if close else ""
+        raise FeverError(f"module {module} has no {name}{hint}") from error
+    if not callable(found):
+        raise FeverError(f"{module}:{name} is neither a class nor a factory function")
+    return found
+
+
+def is_vector_class(factory: Any) -> bool:
+    factory = factory.func if isinstance(factory, functools.partial) else factory
+    return inspect.isclass(factory) and issubclass(factory, VectorEnv)
+
+
+def _parameters(constructor: Any) -> Mapping[str, inspect.Parameter] | None:
+    """What a constructor takes; None for one written in C, which does not say."""
+    try:
+        return inspect.signature(constructor).parameters
+    except (TypeError, ValueError):
+        return None
+
+
+def _context_arguments(constructor: Any, context: EnvContext, index: int) -> dict[str, Any]:
+    """The arguments that this constructor names, out of worker_index, env_index and workdir."""
+    wanted = _parameters(constructor) or {}
+    arguments: dict[str, Any] = {}
+    if "worker_index" in wanted:
+        arguments["worker_index"] = context.worker_index
+    if "env_index" in wanted:
+        arguments["env_index"] = index
+    if "workdir" in wanted and context.workdir is not None:
+        folder = context.workdir / f"worker-{context.worker_index}-env-{index}"
+        folder.mkdir(parents=True, exist_ok=True)
+        arguments["workdir"] = folder
+    return arguments

@@ -1,0 +1,92 @@
+"""`--workers auto`: time the environment and decide whether sampler processes would pay."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from fever.envs.loop import Envs
+from fever.errors import FeverError
+from fever.job import JOB
+from fever.launch.on_host.host import descendants
+from fever.policy import distribution_for
+from fever.policy.networks import FORBIDDEN
+from fever.policy.spaces import mask_width
+
+PROBE_SECONDS = 0.5
+PROBE_SLICES = 5
+CHEAP_STEP = 200e-6  # seconds; below it one process is fastest: the learner and the transfer cost more than the steps
+WAITING_SHARE = 0.5  # an environment that uses less than this share of its time for computing mostly waits
+MOST_PER_CORE = 8  # workers on a core, for environments that wait
+
+
+def choose_workers(envs: Envs, cores: int) -> tuple[int, str]:
+    """The number of workers for this environment on so many cores, and why."""
+    step, computing = time_steps(envs)
+    cost = f"a step takes {step * 1e6:.0f} us" if step < 1e-3 else f"a step takes {step * 1e3:.1f} ms"
+    if step < CHEAP_STEP:
+        return 0, f"{cost}, so one process is fastest"
+    if computing < WAITING_SHARE:
+        workers = min(MOST_PER_CORE, max(1, round(1 / max(computing, 1e-3)))) * cores
+        return workers, f"{cost} and waits {1 - computing:.0%} of that, so {workers} workers share {cores} cores"
+    if cores == 1:
+        return 0, f"{cost}, but there is one core only"
+    return cores, f"{cost}, so every one of the {cores} cores gets a worker"
+
+
+def time_steps(envs: Envs) -> tuple[float, float]:
+    """Seconds per step of one environment with random actions, and the share of them in which this machine computed.
+
+    The fastest of a few slices, without the time in which other programs had the core: a busy machine must
+    make an environment look neither slow nor waiting.
+    """
+    observations = envs.reset([0] * envs.count)
+    try:
+        distribution = distribution_for(envs.action)
+    except ValueError as error:
+        raise FeverError(f"{envs.name} cannot be trained on: {error}") from error
+    mask = mask_width(envs.observation)
+    noise = distribution.noise(np.random.default_rng(0), (64, envs.count))
+    parameters = np.zeros((envs.count, distribution.outputs), np.float32)
+    slices = []
+    for _ in range(PROBE_SLICES):
+        others, own, queued, steps = _others_seconds(), time.process_time(), _queued_seconds(), 0
+        start = time.perf_counter()
+        while not steps or (time.perf_counter() - start < PROBE_SECONDS / PROBE_SLICES and steps < 500):
+            if mask:
+                parameters = np.where(observations[:, -mask:] > 0, np.float32(0), np.float32(FORBIDDEN))
+            actions = distribution.sample(parameters, noise[steps // envs.count % len(noise)])
+            observations = envs.step(distribution.to_env(actions)).observations
+            steps += envs.count
+        elapsed = max(time.perf_counter() - start - (_queued_seconds() - queued), 1e-9)
+        computed = time.process_time() - own + _others_seconds() - others
+        slices.append((elapsed / steps, min(1.0, computed / elapsed)))
+    return min(slices)
+
+
+def _others_seconds() -> float:
+    """Computing time of the processes that came from this one (simulators); of the finished ones only if there is a
+    private Ray among them, which computes for itself."""
+    ended, ticks = resource.getrusage(resource.RUSAGE_CHILDREN), 0
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized() or JOB in os.environ:
+        for pid in descendants(os.getpid()):
+            with suppress(OSError):  # it has just ended
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                ticks += sum(map(int, fields[11:15]))  # its own and that of its finished children
+    return ended.ru_utime + ended.ru_stime + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _queued_seconds() -> float:
+    """Time in which this thread could have run but another program had the core; 0 where the system does not say."""
+    try:
+        with open("/proc/thread-self/schedstat") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0

@@ -1,0 +1,1 @@
+"""What runs on an SSH host: standard library only, sent over the connection."""

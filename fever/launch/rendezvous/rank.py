@@ -1,0 +1,384 @@
+"""The one rendezvous: every rank of a job runs this, whatever launcher has started it.
+
+    rank 0: clear the meeting place, wait for the others, publish the plan, start and publish Ray's head, run the
+            driver, publish its exit code
+    lowest rank of every other host: announce itself, wait for plan and head, start Ray, wait for the exit code
+    further ranks on a host: wait for the exit code
+    all: stop their own Ray, remove their temporary folder, wait until all have done so, exit with that code
+
+A rank is two processes. The outer one is what the launcher knows. The inner one, the keeper, has a session of its own,
+so that it outlives launchers that kill ranks within a second: it saves and cleans up when the outer one is signalled or
+dies.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, TextIO
+
+from fever.errors import FeverError
+from fever.job import CONTINUED, JOB, Meeting
+from fever.launch.on_host import host
+from fever.launch.rendezvous.launchers import Rank, find_rank, without_launcher
+from fever.launch.rendezvous.member import (
+    BEAT_SECONDS,
+    LEAVE_SECONDS,
+    LOST_SECONDS,
+    POLL_SECONDS,
+    SIGNALS,
+    Lost,
+    Member,
+    Unwritable,
+    refuse_occupied,
+    writing,
+)
+from fever.launch.schedulers.scripts import lead_seconds
+from fever.launch.targets import Allocation, Batch, restore_target
+from fever.sampling.ray_cluster import RAY_SETTINGS
+
+SEE_SECONDS = 10.0  # until a host must see what the submitting one has written
+SAVE_SECONDS = 60.0  # for a driver that was told to stop
+CANCEL_SECONDS = 20.0  # the same, if a scheduler cancels: most give half a minute before they kill everything
+BEREFT_SECONDS = 10.0  # without a sign of life from rank 0, for a rank whose Ray has ended
+ORPHAN_SECONDS = 5.0  # the same, in a rank that was killed, perhaps alone
+RAY = {
+    **RAY_SETTINGS,
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # nobody's work is moved elsewhere when a job ends
+    "RAY_health_check_initial_delay_ms": "0",  # a dead machine is noticed after a few seconds instead of 13,
+    "RAY_health_check_period_ms": "1000",  # but one that starves for a moment is not taken for dead
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "5",
+}
+
+
+def run_rank(meeting: Meeting, site: Allocation, rank: Rank, prepare: Callable[[], None] = lambda: None) -> int:
+    """Take part in a job as one rank; returns the exit code. Call it before this process has threads.
+
+    Rank 0 calls `prepare` once it has the meeting place for itself; what that refuses, all ranks learn.
+    """
+    refuse_occupied(meeting, rank)
+    lifeline, held = os.pipe()
+    keeper = os.fork()
+    if keeper == 0:
+        code = 1
+        try:
+            os.setsid()
+            os.close(held)
+            code = Keeper(meeting, site, rank, lifeline, prepare).run()
+        finally:
+            os._exit(code)
+    os.close(lifeline)
+
+    def forward(number: int, frame: Any) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(keeper, number)
+
+    for number in SIGNALS:
+        signal.signal(number, forward)
+    return host.exit_code(os.waitstatus_to_exitcode(os.waitpid(keeper, 0)[1]))
+
+
+class Keeper(Member):
+    """What one rank does: its host's node of Ray, and on rank 0 the driver."""
+
+    def __init__(
+        self, meeting: Meeting, site: Allocation, rank: Rank, lifeline: int, prepare: Callable[[], None]
+    ) -> None:
+        super().__init__(meeting, site, rank, lifeline)
+        self.ship = site.ship
+        self.lead = lead_seconds(site) if isinstance(site, Batch) else site.lead_seconds
+        self.prepare = prepare
+        self.scratch: host.Scratch | None = None
+        self.ray: subprocess.Popen[bytes] | None = None
+        self.driver: subprocess.Popen[bytes] | None = None
+        self.born = time.time()
+        self.printing: list[threading.Thread] = []  # pass on what the driver prints
+        self.connected = False  # this host's Ray has joined,
+        self.bereft = False  # and has ended, perhaps with the head
+        self.ended = 0.0  # when the driver did
+        self.ending: dict[str, Any] | None = None  # of an earlier job here,
+        self.refused = False  # which `prepare` leaves alone
+        self.forsaken = False  # rank 0 is lost
+
+    def run(self) -> int:
+        """From arriving to leaving; returns the exit code, which is the driver's."""
+        host.adopt_orphans()
+        code, reason, told = 1, "", True
+        try:
+            code = self._lead() if self.leads else self._follow()
+        except (FeverError, Lost) as error:
+            told = not isinstance(error, Unwritable)
+            code, reason = error.code if isinstance(error, Lost) else 2, str(error)
+        except Exception:  # noqa: BLE001 - whatever it is, the others must not wait for this rank
+            reason = traceback.format_exc()
+        self.patient = False
+        if reason:
+            self.log(reason, loud=True)
+        steps = [self._clean_up]
+        if told:
+            steps = [lambda: self.dismiss(code, reason)] if reason and self.leads else []
+            steps += [self._clean_up, self.leave]
+            steps += [self._account, self.meeting.tidy, self._put_back] if self.leads else [self._tidy_for_rank_0]
+        for step in steps:
+            try:
+                step()
+            except Exception:  # noqa: BLE001 - the next step matters no less
+                self.log(traceback.format_exc(), loud=True)
+        return code
+
+    def _put_back(self) -> None:
+        """How an earlier job in this folder ended, if this one was refused before it began."""
+        if not self.refused:
+            return
+        if self.ending is not None:
+            self.meeting.write("exit.json", self.ending)
+        else:
+            (self.meeting.path / "exit.json").unlink(missing_ok=True)
+
+    def _tidy_for_rank_0(self) -> None:
+        """Leave no token behind where rank 0 cannot see to it, because its machine died: it gives no sign of life."""
+        if not self.plan or not (self.forsaken or self.orphaned):
+            return
+        beat, deadline = self.meeting.read_text("alive"), time.monotonic() + BEREFT_SECONDS
+        while (self.meeting.read("plan.json") or {}).get("id") == self.plan["id"]:
+            if self.meeting.read_text("alive") != beat:
+                return
+            if time.monotonic() > deadline:
+                self.meeting.tidy()
+            self.pause()
+
+    # rank 0
+
+    def _lead(self) -> int:
+        self.ending = self.meeting.read("exit.json")
+        self.refused = True
+        with writing(self.host, self.meeting.path):
+            self.meeting.clear("stop" if isinstance(self.site, Batch) else "")  # of a job that is told to stop already
+            self.meeting.write_token()
+            self.announce()
+            self.prepare()
+        self.refused = False
+        self.log(f"meeting in {self.meeting.path}" + (f", {self.rank.size} ranks" if self.rank.size else ""))
+        own = host.own_address(self.site.interface)
+        self.gather(ship=self.ship, connect_seconds=self.site.connect_seconds)
+        self._start_ray(own, self.plan["nodes"][self.host])
+        address = self.until(self._ray_address, lambda: f"Ray's head did not start: {self._last_words()}")
+        self._note_connection(f"Ray's head is at {address}; {len(self.plan['nodes'])} hosts")
+        self.meeting.write("head.json", {"plan": self.plan["id"], "address": address})
+        self.driver = self._start_driver()
+        code = self._drive(self.driver)
+        self.dismiss(code)
+        return code
+
+    def _start_driver(self) -> subprocess.Popen[bytes]:
+        """The training itself, in a process of its own; a run that has a checkpoint goes on from there."""
+        folder = self.meeting.path
+        words = ["resume", str(folder.parent)] if self.meeting.saved else ["train", "-f", str(folder / "run.yaml")]
+        words += (self.meeting.read("job.json") or {}).get("flags", [])
+        self.log(f"driver: fever {' '.join(words)}")
+        environ = {**self._environment(), JOB: str(folder)}
+        pipe = subprocess.PIPE if self.site.kind == "mpi" else None  # schedulers keep what their jobs print
+        driver = host.start([sys.executable, "-m", "fever", *words], environ, stdout=pipe, stderr=pipe)
+        for lines, stream in ((driver.stdout, sys.stdout), (driver.stderr, sys.stderr)) if pipe else ():
+            self.printing.append(threading.Thread(target=self._print, args=(lines, stream), daemon=True))
+            self.printing[-1].start()
+        return driver
+
+    def _print(self, lines: IO[bytes], stream: TextIO) -> None:
+        """What the driver prints goes to the terminal and into the job's log."""
+        with open(self.meeting.log, "ab", buffering=0) as log:
+            for line in lines:
+                log.write(line)
+                with suppress(OSError):
+                    stream.buffer.write(line)
+                    stream.flush()
+
+    def _drive(self, driver: subprocess.Popen[bytes]) -> int:
+        """Wait for the driver; whoever tells this rank to stop, tells it. Returns its exit code."""
+        deadline, limit, late = float("inf"), False, False
+        while driver.poll() is None:
+            stop = self.meeting.read_text("stop")
+            if deadline == float("inf") and (self.signalled or stop):
+                limit = stop == "limit" or self.signalled == signal.SIGUSR1
+                self.log(f"stopping: {stop or signal.Signals(self.signalled).name}")
+                driver.send_signal(signal.SIGUSR1 if limit else signal.SIGTERM)
+                deadline = time.monotonic() + self._seconds_to_save(limit)
+            if time.monotonic() > deadline:
+                late = True
+                self.log("the driver did not stop in time and is killed", loud=True)
+                host.end(driver, 0)
+            self.pause()
+        self.ended = time.monotonic()
+        for thread in self.printing:
+            thread.join(timeout=5)
+        code = host.exit_code(driver.returncode)
+        if late and limit and self.meeting.saved:  # in the middle of a long iteration: it goes on from what it saved
+            code = CONTINUED
+        self.log(f"the driver ended with {code} after {self.elapsed()}")
+        return code
+
+    def _seconds_to_save(self, limit: bool) -> float:
+        """How long a driver may take that was told to stop; before its job's limit, most of the lead that it has."""
+        if not limit:
+            return CANCEL_SECONDS if self.signalled else SAVE_SECONDS
+        return max(self.lead / 2, self.lead - 2 * LEAVE_SECONDS)
+
+    def _account(self) -> None:
+        """Where the job's time went, for people and for the run directory."""
+        if self.driver is None:
+            return
+        names = sorted(self.meeting.names("connected"))
+        connect = {Path(name).stem: (self.meeting.read(f"connected/{name}") or {})["seconds"] for name in names}
+        spent: dict[str, float] = {"connect": max(connect.values(), default=0.0)}
+        if isinstance(self.site, Batch) and (started := self.meeting.read("started.json")) is not None:
+            spent = {"queue": round(started["queued"], 2), "start": round(self.born - started["began"], 2), **spent}
+        with suppress(OSError, ValueError, KeyError):
+            spent |= json.loads((self.meeting.path.parent / "summary.json").read_text())["breakdown"]
+        spent["leave"] = round(time.monotonic() - self.ended, 2)
+        self.meeting.write("breakdown.json", {**spent, "connect_by_host": connect})
+        slowest = sorted(connect.items(), key=lambda pair: -pair[1])[:3]
+        hosts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in slowest)
+        phases = ", ".join(f"{name.replace('_', ' ')} {seconds:.1f} s" for name, seconds in spent.items())
+        self.log(f"the time went into: {phases}; slowest to connect: {hosts}")
+
+    # the other ranks
+
+    def _follow(self) -> int:
+        node = self.join()["nodes"][self.host]
+        if node["rank"] == self.rank.number:
+            found = self.until(self._head_or_exit, lambda: "Ray's head did not start")
+            if "address" in found:
+                own = host.own_address(self.site.interface, found["address"].rpartition(":")[0])
+                self._start_ray(own, node, found["address"])
+        return self._await_exit()
+
+    def _head_or_exit(self) -> dict[str, Any] | None:
+        return self.own("exit.json") or self.own("head.json")
+
+    def _await_exit(self) -> int:
+        """Wait until rank 0 says how it ended, is lost, or this rank was told to stop and has waited long enough."""
+        self.patient = True
+        beat, heard, looked, deadline = None, time.monotonic(), time.monotonic(), float("inf")
+        while (ending := self.own("exit.json")) is None:
+            now = time.monotonic()
+            if self.signalled and deadline == float("inf"):
+                self.log(f"{'killed' if self.orphaned else signal.Signals(self.signalled).name}; the driver may save")
+                patience = max(SAVE_SECONDS, self._seconds_to_save(self.signalled == signal.SIGUSR1))
+                deadline = now + (ORPHAN_SECONDS if self.orphaned else patience)
+            if now > deadline:
+                raise Lost("the driver did not end in time")
+            if now - looked > BEAT_SECONDS:
+                if now - looked > 2 * BEAT_SECONDS:  # this rank was held up itself, by a file server perhaps
+                    heard += now - looked
+                looked = now
+                if (newest := self.meeting.read_text("alive")) != beat:
+                    beat, heard = newest, now
+            if now - heard > (BEREFT_SECONDS if self.bereft else LOST_SECONDS):
+                self.forsaken = True
+                raise Lost("no sign of life from rank 0")
+            if self.ray is not None:
+                self._watch_ray(self.ray)
+            self.pause()
+        if ending["reason"]:
+            self.log(f"rank 0 says: {ending['reason']}")
+        return int(ending["code"])
+
+    def _watch_ray(self, ray: subprocess.Popen[bytes]) -> None:
+        """Note when this host's Ray has joined, and when it is gone. One that never came is said to the driver, which
+        ends the job; this rank does not leave alone, because some launchers would kill the others at once."""
+        assert self.scratch is not None
+        if ray.poll() is not None and not self.signalled:
+            if self.connected:
+                self.log(f"this host's Ray ended with {ray.returncode}; the others go on", loud=True)
+            else:
+                self.log(f"Ray did not start: {self._last_words()}", loud=True)
+                self.meeting.write_text(f"left/{self.rank.number}", "")
+            self.ray, self.bereft = None, True
+        elif not self.connected and host.cluster_of(self.scratch.ray):
+            self._note_connection("Ray has joined")
+
+    # Ray, on every host
+
+    def _environment(self) -> dict[str, str]:
+        """For Ray and the driver: the site's variables, none that are traps, none that make a program think it is a
+        rank."""
+        environ = without_launcher(os.environ)
+        for name in (*self.site.unset, "RAY_ADDRESS", "RAY_AUTH_TOKEN"):
+            if environ.pop(name, None) and self.driver is None and self.ray is None:
+                self.log(f"{name} was set and is unset for Ray and the training")
+        return {**environ, **self.site.env, **RAY, "RAY_AUTH_TOKEN_PATH": str(self.meeting.token)}
+
+    def _start_ray(self, address: str, node: dict[str, Any], head: str | None = None) -> None:
+        """Start this host's node of Ray, in a folder of its own, on ports of its own; returns before it is up."""
+        self.scratch = host.Scratch(self.site.scratch)
+        for note in filter(None, (host.raise_limits(), self.scratch.note)):
+            self.log(note)
+        with suppress(OSError):
+            os.sched_setaffinity(0, node["cpus"])
+        self.log(f"starting Ray at {address} with {node['cores']} cores")
+        with open(self.meeting.log_of(self.host), "a") as log:
+            command = host.ray_command(sys.executable, self.scratch.ray, address, node["cores"], head)
+            self.ray = host.start(command, self._environment(), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+
+    def _ray_address(self) -> str | None:
+        """Where the cluster is that this host's Ray belongs to; None while it starts."""
+        assert self.scratch is not None
+        assert self.ray is not None
+        if self.ray.poll() is not None:
+            raise Lost(f"Ray did not start: {self._last_words()}")
+        return host.cluster_of(self.scratch.ray)
+
+    def _last_words(self) -> str:
+        return self.meeting.last_words(self.host)
+
+    def _note_connection(self, text: str) -> None:
+        self.connected = True
+        self.meeting.write(f"connected/{self.host}.json", {"seconds": round(time.monotonic() - self.begin, 2)})
+        self.log(f"{text}, after {self.elapsed()}")
+
+    def _clean_up(self) -> None:
+        """End what was started here, remove what was made here."""
+        for process in (self.driver, self.ray):
+            if process is not None and (killed := host.end(process)):
+                self.log(f"did not end by themselves: {', '.join(killed)}")
+        host.end_orphans()
+        if self.scratch is not None:
+            self.scratch.remove()
+
+
+def main() -> None:
+    """`python -m fever.launch.rendezvous.rank JOB`: what the ranks of a submitted job run."""
+    meeting = Meeting(Path(sys.argv[1]))
+    try:
+        sys.exit(run_rank(meeting, _site(meeting), find_rank()))
+    except FeverError as error:
+        print(f"fever: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _site(meeting: Meeting) -> Allocation:
+    """The settings of a job, as soon as this host sees them."""
+    deadline = time.monotonic() + SEE_SECONDS
+    while (job := meeting.read("job.json")) is None:
+        if time.monotonic() > deadline:
+            here = socket.gethostname()
+            raise FeverError(f"{here} does not see {meeting.path}; is it on a file system that all machines share?")
+        time.sleep(POLL_SECONDS)
+    site = restore_target(job["target"])
+    assert isinstance(site, Allocation)
+    return site
+
+
+if __name__ == "__main__":
+    main()

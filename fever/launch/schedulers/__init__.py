@@ -1,0 +1,1 @@
+"""Batch schedulers: one file each."""

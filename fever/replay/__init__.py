@@ -1,0 +1,1 @@
+"""Replay: explorers fill a buffer of transitions, a learner draws from it."""

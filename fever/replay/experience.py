@@ -1,0 +1,245 @@
+"""Experience for learning from replay: explorers fill buffers, a learner draws from them, at a ratio that is held.
+
+`LocalExperience` does both by turns in this process, deterministic under a seed; `RayExperience` in `shards.py` runs
+explorers and shards of the buffer all at once. A learner calls the same four methods on either.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from fever.config import NetworkSettings, format_bytes, setting
+from fever.errors import FeverError
+from fever.policy import Params
+from fever.policy.spaces import Description
+from fever.replay.buffer import Batch, ReplayBuffer, ReplaySpec, check_memory, free_memory
+from fever.replay.explorer import Exploration, Explorer
+from fever.sampling.ray_cluster import machines_in_reach
+from fever.sampling.sampler import Report, SamplerSpec
+from fever.sampling.workers import Pool
+from fever.signals import uncut
+
+BUFFER_STREAM = 2**32 - 2  # of random numbers, where samplers have their worker's index and the learner its own
+
+
+class ReplaySettings(NetworkSettings):
+    """What all algorithms that learn from replay have."""
+
+    default_widths: ClassVar[tuple[int, ...]] = (256, 256)
+    hidden: tuple[int, ...] | None = setting(
+        None, "widths of each head's hidden layers; null: 256,256, none behind convolutions", "Haarnoja et al. 2018"
+    )
+    activation: Literal["tanh", "relu"] = setting("relu", "of the heads' hidden layers", "SB3")
+    gamma: float = setting(0.99, "discount per step", "Mnih et al. 2015", ge=0, le=1)
+    batch: int = setting(64, "transitions in a gradient step", "rl-zoo, DQN CartPole-v1", gt=0)
+    replay_ratio: float = setting(
+        32.0, "transitions learned from for each one added, once the warm-up is over", "rl-zoo, DQN CartPole-v1", gt=0
+    )
+    updates: int = setting(
+        8, "gradient steps in one compiled call, drawn together: more are faster, fewer are fresher", gt=0
+    )
+    warmup: int = setting(1000, "transitions before learning begins", "rl-zoo, DQN CartPole-v1", ge=0)
+    buffer: int = setting(100_000, "transitions kept, all shards together", "rl-zoo, DQN CartPole-v1", gt=0)
+    replay_shards: int = setting(1, "processes that share the buffer, with --workers; at most one for each", gt=0)
+    save_replay: bool = setting(True, "keep the buffer in the run directory, for resuming; its size is logged")
+    explore_steps: int = setting(
+        50, "steps of each environment between two fetches of weights, with --workers", "Horgan et al. 2018, B", gt=0
+    )
+    publish_updates: int = setting(16, "gradient steps between two sets of weights for the workers, at least", gt=0)
+    report_steps: int = setting(1000, "environment steps in an iteration, at least: between two rows of metrics", gt=0)
+    clip_rewards: bool | None = setting(
+        None, "learn from the sign of rewards (returns stay as they are); null: for ALE/ environments",
+        "Mnih et al. 2015",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ExperienceSpec:
+    """All that experience is made of; sent to workers and shards."""
+
+    sampler: SamplerSpec
+    observation: Description
+    action: Description
+    exploration: Exploration
+    replay: ReplaySpec  # of one shard
+    shards: int
+    keep: bool  # whether `save` does
+    draw: int  # transitions in one draw
+    ratio: float  # transitions drawn for each one added
+    warmup: int  # transitions added before the first draw
+
+    @property
+    def steps_between_draws(self) -> int:
+        """Steps of each environment that one draw is owed for, in one process."""
+        return max(1, math.ceil(self.draw / (self.ratio * self.sampler.envs)))
+
+
+@dataclass
+class Draw:
+    """What a learner learns from in one call."""
+
+    batch: Batch
+    shard: int = 0
+    life: int = 0  # of the shard, which counts its replacements
+
+
+class Experience(Pool):
+    """What a learner from replay sees."""
+
+    def __init__(self, spec: ExperienceSpec) -> None:
+        self.spec = spec
+        self.added = self.drawn = self.version = 0  # transitions in and out; gradient steps behind the newest weights
+        self.params: Any = None
+        self.epsilons = np.ones(spec.exploration.explorers)
+        self.reports: list[Report] = []
+        shards, capacity = spec.shards, spec.shards * spec.replay.capacity
+        parts = f" in {shards} shards" if shards > 1 else ""
+        size = format_bytes(shards * spec.replay.bytes)
+        self.description = f"replay buffer: {capacity:,} transitions{parts}, {size} when full"
+
+    def publish(self, params: Params, version: int, epsilons: np.ndarray) -> None:
+        """Let workers act with these weights from now on, and explorer i at random with probability `epsilons[i]`."""
+        raise NotImplementedError
+
+    def draw(self) -> Draw | None:
+        """The next transitions to learn from; None after a while without any, because there are too few yet."""
+        raise NotImplementedError
+
+    def update(self, draw: Draw, errors: np.ndarray) -> None:
+        """New priorities for the transitions of a draw."""
+        raise NotImplementedError
+
+    def measure(self) -> dict[str, float]:
+        """What is in the buffer, for the metrics."""
+        raise NotImplementedError
+
+    def owed(self) -> float:
+        """Transitions that the ratio allows to be drawn beyond those that were."""
+        return self.spec.ratio * (self.added - self.spec.warmup) - self.drawn
+
+    def take_reports(self) -> list[Report]:
+        """What workers did since the last call."""
+        taken, self.reports = self.reports, []
+        return taken
+
+
+class LocalExperience(Experience):
+    """One explorer and one buffer in this process."""
+
+    def __init__(self, spec: ExperienceSpec, generation: int = 0) -> None:
+        super().__init__(spec)
+        self.buffer = ReplayBuffer(spec.replay)
+        sampler = spec.sampler.for_worker(0, generation)
+        self.explorer = Explorer(sampler, spec.observation, spec.action, spec.exploration)
+        self.rng = np.random.default_rng(np.random.SeedSequence([sampler.seed, BUFFER_STREAM, generation]))
+        self.steps = spec.steps_between_draws
+
+    def publish(self, params: Params, version: int, epsilons: np.ndarray) -> None:
+        self.params, self.version, self.epsilons = params, version, epsilons
+
+    def draw(self) -> Draw | None:
+        if self.owed() < self.spec.draw:
+            block, report = self.explorer.explore(self.params, self.version, self.epsilons, self.steps)
+            with uncut():  # it is saved when a signal has cut exploring short
+                self.added += self.buffer.add(block)
+            self.reports.append(report)
+        if self.owed() < self.spec.draw or not self.buffer.size:
+            return None
+        self.drawn += self.spec.draw
+        return Draw(self.buffer.sample(self.rng, self.spec.draw))
+
+    def update(self, draw: Draw, errors: np.ndarray) -> None:
+        self.buffer.update(draw.batch.serials, errors)
+
+    def measure(self) -> dict[str, float]:
+        return self.buffer.measures()
+
+    def save(self, folder: Path) -> None:
+        if self.spec.keep:
+            save_shards(folder, [self.buffer.arrays()], 1, self.added, self.drawn)
+
+    def restore(self, folder: Path) -> None:
+        (arrays,), self.added, self.drawn = load_shards(folder, 1)
+        self.buffer.restore(arrays)
+
+    def close(self) -> None:
+        self.explorer.close()
+
+
+def save_shards(folder: Path, shards: Iterable[dict[str, np.ndarray]], count: int, added: int, drawn: int) -> None:
+    """Write so many buffers into a folder, one after the other; the counters go with them.
+
+    If one of them does not come, the folder stays as it was: files get their names when all are written.
+    """
+    from safetensors.numpy import save_file
+
+    folder.mkdir(exist_ok=True)
+    counters = {"experience": np.array([added, drawn, count])}
+    partials = [folder / f".shard-{index}.partial" for index in range(count)]
+    waiting = iter(shards)
+    try:
+        for partial in partials:
+            arrays = next(waiting) | counters
+            save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, partial)
+            del arrays  # before the next one comes
+        for index, partial in enumerate(partials):
+            partial.replace(folder / f"shard-{index}.safetensors")
+    except BaseException:
+        for partial in partials:
+            partial.unlink(missing_ok=True)
+        with suppress(OSError):  # it has files of before
+            folder.rmdir()
+        raise
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    logging.info("the replay buffer is saved: %s in %s", format_bytes(size), folder)
+
+
+def load_shards(folder: Path, count: int) -> tuple[list[dict[str, np.ndarray]], int, int]:
+    """What `save_shards` wrote: buffers, transitions added and drawn."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    shards, counters = [], np.zeros(3)
+    for index in range(count):
+        file = folder / f"shard-{index}.safetensors"
+        try:
+            arrays = load_file(file)
+            counters = arrays.pop("experience")
+        except (OSError, KeyError, SafetensorError) as error:
+            raise FeverError(f"the replay buffer is damaged: {file}; remove {folder} to resume without it") from error
+        if counters[2] != count:
+            raise FeverError(f"{folder} holds {counters[2]} shards of a replay buffer, not replay_shards={count}")
+        shards.append(arrays)
+    return shards, int(counters[0]), int(counters[1])
+
+
+def _check_shards(spec: ReplaySpec, shards: int) -> None:
+    """Refuse shards that do not fit into the memory of machines like this one, over which Ray spreads them."""
+    fullest = math.ceil(shards / len(machines_in_reach()))  # shards on the machine that has most of them
+    free = free_memory() if fullest < shards else None
+    check_memory(spec, shards, None if free is None else free * shards // fullest)
+
+
+def make_experience(spec: ExperienceSpec, workers: int, generation: int) -> Experience:
+    """Experience from this process (0 workers), or from explorers and shards as Ray actors."""
+    if workers:
+        _check_shards(spec.replay, spec.shards)
+    else:
+        check_memory(spec.replay, 1)
+    steps = spec.sampler.steps if workers else spec.steps_between_draws
+    least = (steps + spec.exploration.n_step) * spec.sampler.envs
+    if spec.replay.capacity < least:
+        raise FeverError(f"buffer={spec.replay.capacity * spec.shards} is too small: {least} transitions come at once")
+    if workers == 0:
+        return LocalExperience(spec, generation)
+    from fever.replay.shards import RayExperience
+
+    return RayExperience(spec, workers, generation)

@@ -1,0 +1,189 @@
+"""The sampler for learning from replay: n-step transitions with first priorities. NumPy only: no JAX, no Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+import numpy as np
+
+from fever.envs.loop import Step
+from fever.policy import Params
+from fever.policy.networks import FORBIDDEN
+from fever.policy.spaces import Description
+from fever.replay.buffer import Transitions
+from fever.sampling.sampler import Report, Roll, Runner, SamplerSpec
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """How explorers act, and what they make of it."""
+
+    n_step: int  # rewards in a transition
+    gamma: float
+    explorers: int  # environments of all workers together
+    greedy: bool  # act with the distribution's mode (action values) or with a sample (a stochastic policy)
+    clip_rewards: bool  # learn from the sign of rewards (Mnih et al. 2015); returns are reported as they are
+    prioritized: bool  # compute first priorities
+
+
+class Explorer(Runner):
+    """Steps N environments and turns the stream into transitions over n steps.
+
+    A transition goes out once the n steps after it are known, which may be in a later call: rows that are not ripe are
+    carried over. Its window ends with its episode: after a termination nothing is bootstrapped from, after a truncation
+    the episode's true last observation is.
+    """
+
+    def __init__(
+        self, spec: SamplerSpec, observation: Description, action: Description, exploration: Exploration
+    ) -> None:
+        super().__init__(spec, observation, action)
+        self.exploration = exploration
+        self.stack = self.envs.stack
+        self.frames: list[np.ndarray] = []  # not sent yet
+        self.frame_count = 0
+        self.window = np.zeros((spec.envs, self.stack), np.int64)  # frames of the current observations
+        self._look(self.observation, np.ones(spec.envs, bool))
+        self.carried: dict[str, np.ndarray] = {}
+
+    def explore(
+        self, params: Params, version: int, epsilons: np.ndarray, steps: int | None = None
+    ) -> tuple[Transitions, Report]:
+        """Take T steps in every environment. Explorer i, counted over all workers, acts at random with probability
+        `epsilons[i]`; the episodes of the greedier half count in the mean return."""
+        begin = perf_counter()
+        spec, steps = self.spec, steps or self.spec.steps
+        first = spec.worker_index * spec.envs % len(epsilons)  # workers that joined later begin again with the ladder
+        mine = epsilons[first : first + spec.envs]
+        before = self.steps_taken
+        roll = self._roll(params, steps, self._chooser(mine, steps))
+        ended = roll.ended
+        rows = {
+            "actions": roll.actions,
+            "rewards": np.sign(roll.rewards) if self.exploration.clip_rewards else roll.rewards,
+            "terminated": roll.terminated,
+            "ended": ended[2:],
+            "valid": roll.valid,
+            **self._number(roll.taken, ended[1:-1] if self.envs.next_step else ended[2:], before),
+            **self._values(roll, params),
+        }
+        counting = mine <= np.median(epsilons)
+        episodes = [
+            replace(episode, counts=bool(counting[episode.env_index]))
+            for episode in self._episodes(roll.rewards * roll.valid, roll.valid, roll.endings)
+        ]
+        block = self._transitions(rows)
+        seconds = {**roll.seconds, "total": perf_counter() - begin}
+        return block, Report(int(roll.valid.sum()), episodes, spec.worker_index, version, seconds, self.host)
+
+    def _chooser(self, epsilons: np.ndarray, steps: int) -> Callable[[int, np.ndarray], np.ndarray]:
+        """What chooses actions in each of the next T steps: the policy, or now and then chance."""
+        distribution, leading = self.distribution, (steps, self.spec.envs)
+        random: np.ndarray = self.rng.random(leading) < epsilons
+        explores = [bool(row.any()) for row in random]
+        uniform = distribution.uniform(self.rng, leading)
+        noise = None if self.exploration.greedy else distribution.noise(self.rng, leading)
+        masked = self.spec.network.mask > 0
+        even = distribution.noise(self.rng, leading) if masked else None
+
+        def choose(t: int, outputs: np.ndarray) -> np.ndarray:
+            action = distribution.mode(outputs) if noise is None else distribution.sample(outputs, noise[t])
+            if explores[t]:
+                drawn = uniform[t]
+                if even is not None:  # chance keeps to the mask, too
+                    drawn = distribution.sample(np.where(outputs == FORBIDDEN, outputs, np.float32(0)), even[t])
+                np.copyto(action, drawn, where=random[t, :, None])
+            return action
+
+        return choose
+
+    def _number(self, taken: list[Step], first: np.ndarray, before: int) -> dict[str, np.ndarray]:
+        """Frames `[T, N, stack]` of the observations before and after each step; `first` `[T, N]` marks those after it
+        that begin an episode; `before` is how many steps were taken earlier."""
+        frames = np.empty((len(taken), self.spec.envs, self.stack), np.int64)
+        reached = np.empty_like(frames)
+        for t, step in enumerate(taken):
+            frames[t] = self.window
+            lasts = {index: self._last(last, index, before + t + 1) for index, last in step.final.items()}
+            self._look(step.observations, first[t])
+            reached[t] = self.window
+            for index, window in lasts.items():
+                reached[t, index] = window
+        return {"frames": frames, "reached": reached}
+
+    def _values(self, roll: Roll, params: Params) -> dict[str, np.ndarray]:
+        """What first priorities need, `[T, N]`: the value of the action, of the best one, and (NaN elsewhere) of the
+        last observation of a truncated episode whose environment is reset already."""
+        outputs, actions = roll.outputs, roll.actions
+        last = np.full(outputs.shape[:2], np.nan, np.float32)
+        if not self.exploration.prioritized:
+            return {"chosen": np.zeros_like(last), "best": np.zeros_like(last), "last": last}
+        for t, step in enumerate(roll.taken):
+            for index, observation in step.final.items():
+                if not step.terminated[index]:
+                    values, _ = self.spec.network.act(params, observation[None], self.state[:1])
+                    last[t, index] = values.max()
+        return {"chosen": np.take_along_axis(outputs, actions, axis=2)[..., 0], "best": outputs.max(2), "last": last}
+
+    def _send(self, frames: np.ndarray) -> np.ndarray:
+        """Have these frames `[K, ...]` sent with the next transitions; returns their numbers `[K]`."""
+        self.frames.append(frames)
+        self.frame_count += len(frames)
+        return np.arange(self.frame_count - len(frames), self.frame_count)
+
+    def _look(self, observations: np.ndarray, first: np.ndarray) -> None:
+        """Move the window on to these observations `[N, ...]`: one new frame each, all of them where one begins."""
+        if self.stack == 1:
+            self.window = self._send(observations)[:, None]
+            return
+        newest = self._send(observations[..., -1])
+        self.window = np.concatenate([self.window[:, 1:], newest[:, None]], axis=1)
+        for index in np.flatnonzero(first).tolist():
+            self.window[index, :-1] = self._send(np.moveaxis(observations[index, ..., :-1], -1, 0))
+
+    def _last(self, observation: np.ndarray, index: int, step: int) -> np.ndarray:
+        """Frames `[stack]` of the last observation of an episode whose environment is reset already."""
+        if not np.isfinite(observation).all():
+            raise self._broken("observation", observation.sum(), step, index)
+        newest = self._send(observation[None] if self.stack == 1 else observation[None, ..., -1])
+        return np.append(self.window[index, 1:], newest)
+
+    def _transitions(self, fresh: dict[str, np.ndarray]) -> Transitions:
+        """Join the rows `[T, N]` of this call to those carried over; what is ripe goes out."""
+        n, gamma = self.exploration.n_step, self.exploration.gamma
+        rows = {name: np.concatenate([self.carried.get(name, array[:0]), array]) for name, array in fresh.items()}
+        length, count = rows["rewards"].shape
+        ripe = max(0, length - n)  # rows whose n steps, and the value behind them, are known
+        rewards = np.zeros((ripe, count), np.float32)
+        power = np.ones((ripe, count), np.float32)
+        end = np.zeros((ripe, count), np.int64)  # last row of each window
+        alive = np.ones((ripe, count), bool)
+        for k in range(n):
+            rewards += np.where(alive, np.float32(gamma**k) * rows["rewards"][k : k + ripe], np.float32(0))
+            end = np.where(alive, np.arange(k, k + ripe)[:, None], end)
+            power = np.where(alive, np.float32(gamma ** (k + 1)), power)
+            alive &= ~rows["ended"][k : k + ripe]
+        columns = np.arange(count)
+        discounts = np.where(rows["terminated"][end, columns], np.float32(0), power)
+        values = np.where(
+            np.isnan(rows["last"][end, columns]), rows["best"][end + 1, columns], rows["last"][end, columns]
+        )
+        keep = rows["valid"][:ripe]
+        self.carried = {name: array[ripe:] for name, array in rows.items()}
+        new = np.concatenate(self.frames)
+        block = Transitions(
+            stream=self.spec.generation << 20 | self.spec.worker_index,
+            first_frame=self.frame_count - len(new),
+            oldest_frame=int(min(self.window.min(), self.carried["frames"].min(initial=self.frame_count))),
+            frames=new,
+            observations=rows["frames"][:ripe][keep],
+            next_observations=rows["reached"][end, columns][keep],
+            actions=rows["actions"][:ripe][keep],
+            rewards=rewards[keep],
+            discounts=discounts[keep],
+            priorities=np.abs(rewards + discounts * values - rows["chosen"][:ripe])[keep],
+        )
+        self.frames = []
+        return block

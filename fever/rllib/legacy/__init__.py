@@ -1,0 +1,1 @@
+"""Files and options of the removed `rllib train` command."""

@@ -1,0 +1,328 @@
+"""What the files of the removed `rllib train -f` mean to fever. Needs neither Ray nor PyTorch."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from fever.errors import FeverError
+from fever.rllib.legacy.old_names import (
+    APEX,
+    APEX_BATCH,
+    APEX_LOST,
+    APEX_NAMES,
+    APEX_NEEDS_NO,
+    APEX_UPDATES,
+    GAMES,
+    MUJOCO,
+    NEAREST,
+    OFFLINE,
+    OLD_ATARI,
+    RLLIB,
+    RLLIB_WINDOW,
+    RUN_SETTINGS,
+    UNNEEDED,
+    VERSIONS,
+)
+from fever.rllib.legacy.reader import (
+    Reader,
+    as_list,
+    as_mapping,
+    as_number,
+    leaves,
+    nested,
+    numbers,
+    read_stop_rules,
+    understanding,
+)
+
+Names = tuple[str, ...]  # of names, into nested settings
+TUNE = re.compile(r"(?:ray\.)?tune\.(uniform|loguniform|randint|choice|grid_search)\((.*)\)", re.DOTALL)
+
+
+class Alternatives(NamedTuple):
+    """Values that a setting may have, at least one."""
+
+    values: list[Any]
+    text: str = ""  # the expression, where the values are the bounds of a range
+    grid: bool = False  # whether they are those of a grid_search
+
+
+@dataclass(frozen=True)
+class Translation:
+    """What an old file says, in fever's words."""
+
+    values: dict[str, Any]  # of RunConfig
+    notes: tuple[str, ...]  # for the user, the important ones first
+    space: dict[str, str] = field(default_factory=dict)  # setting -> where its values come from, see config.Search
+    trials: int | None = None
+    grid: bool = False  # whether all of `space` was grid_search: every combination is to be tried
+
+
+def is_old_yaml(values: dict[str, Any]) -> bool:
+    """Whether a file was written for `rllib train -f`: it says what to `run`, at the top or under a name.
+
+    One of fever's own has the text `env` at the top, and may have a `run` among the environment's arguments.
+    """
+    experiments = any(isinstance(one, dict) and "run" in one for one in values.values())
+    return "run" in values or (experiments and not isinstance(values.get("env"), str))
+
+
+def translate(values: dict[str, Any], where: str, experiment: str | None = None, env: str | None = None) -> Translation:
+    """One experiment of an old file. `where` names the file; `env` is the environment of the command line, if any."""
+    with understanding(where):
+        return _translate(_choose(values, where, experiment), where, env)
+
+
+def present_algorithm(name: Any, where: str) -> str:
+    """The algorithm that a `run:` means now: one of RLlib's, or fever's own Ape-X."""
+    known = {one.lower(): f"rllib:{one}" for one in RLLIB} | {one.lower(): "apex" for one in APEX}
+    if str(name).lower() in known:
+        return known[str(name).lower()]
+    nearest = NEAREST.get(str(name).upper())
+    if nearest is not None:
+        raise FeverError(f"{where}: RLlib has no algorithm {name} any more; the nearest is {nearest}")
+    return f"rllib:{name}"  # a newer one, or a mistake that RLlib will notice
+
+
+def present_env(name: str, config: dict[str, Any]) -> tuple[str, dict[str, Any], list[str]]:
+    """The id and the arguments that an old id and its `env_config` mean now, and what there is to say about it."""
+    if match := OLD_ATARI.fullmatch(name):
+        game, ram, frames, version = match.groups()
+        if ram or frames or game in GAMES:
+            sticky = {"repeat_action_probability": 0.0} if version == "4" else {}
+            memory = {"obs_type": "ram", **({"frameskip": 1} if frames == "NoFrameskip" else {})} if ram else {}
+            how = "without sticky actions; an episode is a whole game" if sticky else "an episode is a whole game"
+            return f"ALE/{game}-v5", {**sticky, **memory, **config}, [f"{name} is ALE/{game}-v5 now, {how}"]
+    stem, _, version = name.rpartition("-v")
+    if stem in VERSIONS and version.isdigit() and int(version) < VERSIONS[stem]:
+        if stem in MUJOCO and version == "4":
+            return name, config, []
+        note = f"{name} is {stem}-v{VERSIONS[stem]} now{': returns may differ' if stem in MUJOCO else ''}"
+        return f"{stem}-v{VERSIONS[stem]}", config, [note]
+    if name.startswith("ALE/") and config.get("frameskip") == 1 and "obs_type" not in config:
+        rest = {key: value for key, value in config.items() if key != "frameskip"}
+        return name, rest, ["frameskip: 1 is left out: RLlib skipped frames by itself, and here the environment does"]
+    if re.fullmatch(r"[a-z_]\w*(\.\w+)+", name):
+        moved = name.replace("ray.rllib.examples.env.", "ray.rllib.examples.envs.classes.")
+        module, _, attribute = moved.rpartition(".")
+        arguments = config if not config or "config" in config else {"config": config}
+        return f"{module}:{attribute}", arguments, [f"{name} is written as {module}:{attribute}"]
+    return name, config, []
+
+
+def _translate(chosen: dict[str, Any], where: str, env: str | None) -> Translation:
+    """An experiment, with the alternatives that it has."""
+    config = dict(as_mapping("config", chosen.get("config")))
+    name = env or chosen.get("env") or config.get("env")
+    if isinstance(name, dict):
+        names = ", ".join(map(str, name.get("grid_search", name)))
+        raise FeverError(f"{where} is for several environments: {names}; choose one: fever train ENV -f {where}")
+    if not isinstance(name, str):
+        raise FeverError(f"{where} names no environment; say it first: fever train ENV -f {where}")
+    config.pop("env", None)
+    algo = present_algorithm(chosen.get("run"), where)
+    searched = dict(_searched(config))
+    plain = _replaced(config, {path: options.values[0] for path, options in searched.items()})
+
+    def read(config: dict[str, Any]) -> Translation:
+        return _read_experiment({**chosen, "config": config}, algo, name)
+
+    result, samples = read(plain), chosen.get("num_samples")
+    trials = None if samples is None else int(as_number("num_samples", samples))
+    space, grid, notes = _space(searched, lambda path, value: read(_replaced(plain, {path: value})).values["settings"])
+    if space:
+        notes.insert(0, f"{', '.join(space)}: the first of several values is used; fever tune -f {where} searches them")
+    elif (trials or 1) > 1:
+        notes.append(f"num_samples: {trials}: fever train makes one run; another has another --seed")
+    return replace(result, notes=(*notes, *result.notes), space=space, trials=trials, grid=grid)
+
+
+def _read_experiment(chosen: dict[str, Any], algo: str, name: str) -> Translation:
+    """An experiment without alternatives."""
+    config = numbers(chosen["config"])
+    env, env_kwargs, env_notes = present_env(name, as_mapping("env_config", config.pop("env_config", None)))
+    reader = Reader(algo.removeprefix("rllib:") if algo != "apex" else "APEX", env)
+    if config.get("horizon") and algo != "apex" and ":" not in env:
+        env_kwargs = {**env_kwargs, "max_episode_steps": config.pop("horizon")}
+    reader.read(config)
+    settings = reader.settings
+    values: dict[str, Any] = {"env": env, "algo": algo}
+    for present, own in RUN_SETTINGS.items():
+        if settings.get(present) is not None:
+            values[own] = settings[present]
+            reader.sources[f"--{own.replace('_', '-')}"] = reader.sources[present]
+        settings.pop(present, None)
+        reader.sources.pop(present, None)
+    reader.sources.pop("--seed", None)
+    window = settings.get("metrics_num_episodes_for_smoothing", RLLIB_WINDOW)
+    values["stop"] = read_stop_rules(numbers(as_mapping("stop", chosen.get("stop"))), window, reader)
+    values |= _beside(chosen, reader)
+    if algo == "apex":
+        values["settings"] = _as_apex(reader)
+    else:
+        _fit(reader)
+        values["settings"] = nested(settings)
+    if kwargs := {**env_kwargs, **reader.env_kwargs}:
+        values["env_kwargs"] = kwargs
+    return Translation(values, (*env_notes, *reader.notes()))
+
+
+def _fit(reader: Reader) -> None:
+    """Settings of an old file that RLlib would refuse together."""
+    if reader.algorithm == "PPO" and reader.settings.pop("rollout_fragment_length", None) is not None:
+        reader.sources.pop("rollout_fragment_length")
+        reader.remarks.append("rollout_fragment_length is left to RLlib, which fits it to the batch and the workers")
+    if reader.algorithm in OFFLINE:
+        reader.settings.setdefault("dataset_num_iters_per_learner", 1)
+    learners = as_number("num_learners", reader.settings.get("num_learners") or 1)
+    if "num_gpus_per_learner" in reader.settings:
+        then = "one learner takes the batches of all" if learners > 1 else "num_gpus_per_learner is ignored"
+        reader.remarks.append(f"without a GPU, {then}")
+    for name, old in (("train_batch_size_per_learner", "train_batch_size"), ("minibatch_size", "sgd_minibatch_size")):
+        if reader.sources.get(name) == old:  # which was for all GPUs together
+            reader.settings[name] = as_number(old, reader.settings[name]) // learners
+
+
+def _as_apex(reader: Reader) -> dict[str, Any]:
+    """Settings of fever's Ape-X from those of RLlib's."""
+    given, read, result = reader.settings, dict(reader.sources), {}
+    reader.sources = {name: old for name, old in read.items() if name.startswith("--")}
+
+    def put(present: str, own: str, value: Any) -> None:
+        result[own], reader.sources[own] = value, read.get(present, "")
+
+    parts = ("model_config.fcnet_hiddens", "model_config.head_fcnet_hiddens")
+    layers = [width for part in parts for width in as_list(read.get(part, part), given.pop(part, []))]
+    if layers and reader.env.startswith("ALE/"):
+        put("model_config.head_fcnet_hiddens", "convolution_features", layers[0])
+        layers = layers[1:]
+    if layers:
+        put("model_config.head_fcnet_hiddens", "hidden", layers)
+    for name, value in given.items():
+        if name in APEX_NAMES:
+            put(name, APEX_NAMES[name], bool(value) if name == "clip_rewards" else value)
+        elif name == "target_network_update_freq":  # in transitions that were learned from
+            batch = as_number("train_batch_size", given.get("train_batch_size_per_learner", APEX_BATCH))
+            calls = int(-(-as_number(name, value) // (batch * APEX_UPDATES)))
+            result["target"] = "hard"
+            put(name, "target_updates", calls * APEX_UPDATES)
+        elif name == "model_config.conv_filters" and value is not None:
+            result["convolutions"] = [_convolution(one) for one in as_list("model.conv_filters", value)]
+        elif name == "replay_buffer_config.type":
+            result["prioritized"] = "Prioritized" in str(value)
+        elif name == "num_gpus_per_learner":
+            reader.remarks.append("the learner uses a GPU if there is one")
+        elif name.startswith("evaluation_"):
+            reader.lose(name, value, "fever eval plays a run's episodes")
+        elif name in APEX_NEEDS_NO:
+            reader.unneeded.append(name)
+        else:
+            reader.lose(read.get(name, name), value, APEX_LOST.get(name, "fever's Ape-X has no such setting"))
+    reader.remarks.append("RLlib has no Ape-X any more: it is fever's own, with fever's defaults for what is not said")
+    return result
+
+
+def _beside(chosen: dict[str, Any], reader: Reader) -> dict[str, Any]:
+    """What stands beside `config` in an experiment."""
+    own = {"local_dir": "runs", "storage_path": "runs", "keep_checkpoints_num": "checkpoint_keep"}
+    values = {}
+    for name, value in chosen.items():
+        if name in own:
+            values[own[name]] = value
+        elif name in UNNEEDED:
+            reader.unneeded.append(name)
+        elif name not in ("env", "run", "stop", "config", "num_samples"):
+            reader.lose(name, value, "fever has no such setting")
+    return values
+
+
+def _choose(values: dict[str, Any], where: str, name: str | None) -> dict[str, Any]:
+    """The experiment of this name, or the only one."""
+    if "run" in values:
+        experiments = {name or "": values}
+    else:
+        experiments = {key: one for key, one in values.items() if isinstance(one, dict) and "run" in one}
+    if name is not None and name not in experiments:
+        raise FeverError(f"{where} has no experiment {name}; it has: {', '.join(experiments)}")
+    if name is None and len(experiments) > 1:
+        raise FeverError(f"{where} has several experiments: {', '.join(experiments)}; choose one with -f {where}:NAME")
+    return experiments[name] if name is not None else next(iter(experiments.values()))
+
+
+def _searched(config: dict[str, Any], path: Names = ()) -> Iterator[tuple[Names, Alternatives]]:
+    """Where a configuration has alternatives: the path, and which."""
+    for name, value in config.items():
+        text = value.get("eval") if isinstance(value, dict) else value
+        if isinstance(value, dict) and "grid_search" in value:
+            yield (*path, name), _listed(f"{name}: grid_search", value["grid_search"], grid=True)
+        elif isinstance(text, str) and (match := TUNE.fullmatch(text.strip())):
+            yield (*path, name), _expression(match[1], match[2])
+        elif isinstance(value, dict) and isinstance(text, str):
+            raise FeverError(f"{name}: {text} is Python, which fever does not run; write it as grid_search: [...]")
+        elif isinstance(value, dict):
+            yield from _searched(value, (*path, name))
+
+
+def _space(
+    searched: dict[Names, Alternatives], settings: Callable[[Names, Any], dict[str, Any]]
+) -> tuple[dict[str, str], bool, list[str]]:
+    """Which present setting takes several values, by looking at what each of them makes of the settings.
+
+    Also whether all of them were grid_search, and what is not searched, in words.
+    """
+    space, grids, notes = {}, [], []
+    for path, (options, text, grid) in searched.items():
+        found = [dict(leaves(settings(path, one))) for one in options]
+        differing = [leaf for leaf in found[0] if any(one.get(leaf) != found[0][leaf] for one in found)]
+        if len(differing) == 1:
+            values = ",".join(_text(one.get(differing[0])) for one in found)
+            space[differing[0]] = text or f"choice({values})"
+            grids.append(grid)
+        elif len(options) > 1:
+            notes.append(f"not searched: {'.'.join(path)}: it is not one setting now; {_text(options[0])} is used")
+    return space, bool(space) and all(grids), notes
+
+
+def _expression(kind: str, arguments: str) -> Alternatives:
+    try:
+        values = list(ast.literal_eval(f"({arguments},)"))
+    except (SyntaxError, ValueError) as error:
+        raise FeverError(f"tune.{kind}({arguments}) cannot be read; write it as grid_search: [...]") from error
+    if kind in ("choice", "grid_search"):
+        return _listed(f"tune.{kind}", values[0], grid=kind == "grid_search")
+    return Alternatives(values, f"{kind}({','.join(map(_text, values))})")
+
+
+def _listed(name: str, values: Any, grid: bool) -> Alternatives:
+    if not isinstance(values, (list, tuple)) or not values:
+        raise ValueError(f"{name} must have a list of values, not {values!r}")
+    return Alternatives(list(values), grid=grid)
+
+
+def _replaced(config: dict[str, Any], changes: dict[Names, Any]) -> dict[str, Any]:
+    """A copy with other values at some paths."""
+    changed = dict(config)
+    for (name, *rest), value in changes.items():
+        changed[name] = _replaced(changed[name], {tuple(rest): value}) if rest else value
+    return changed
+
+
+def _convolution(layer: Any) -> list[Any]:
+    """A layer for fever's Ape-X, whose kernels are square."""
+    if not isinstance(layer, list) or len(layer) != 3:
+        raise ValueError(f"model.conv_filters must have lists of filters, kernel and stride, not {layer!r}")
+    filters, kernel, stride = layer
+    return [filters, _first(kernel), _first(stride)]
+
+
+def _first(value: Any) -> Any:
+    return value[0] if isinstance(value, list) else value
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) and value.isidentifier() else json.dumps(value)

@@ -1,0 +1,116 @@
+"""One checkpoint of a run: arrays, a manifest with their hashes, and files of a learner's own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fever.config import Stop
+from fever.files import sha256
+from fever.errors import FeverError
+from fever.job import JOB
+from fever.policy import Policy
+from fever.policy.spaces import Description
+
+WEIGHTS_PREFIX = "policy/"  # arrays under it are what acting needs; the rest is for resuming
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One complete checkpoint on disk."""
+
+    path: Path
+    manifest: dict[str, Any]
+
+    @property
+    def iteration(self) -> int:
+        return int(self.manifest["iteration"])
+
+    @property
+    def score(self) -> float | None:
+        return self.manifest["score"]
+
+    @property
+    def files(self) -> Path:
+        """Folder of what a learner keeps in files of its own; not there for most."""
+        return self.path / "files"
+
+    def met(self, stop: Stop) -> str:
+        """The stop rule that the run had met here, or nothing."""
+        kept = self.manifest["trainer"]
+        return stop_reason(stop, kept["returns"], self.manifest["steps"], self.iteration, kept["seconds"])
+
+    def check_spaces(self, observation: Description, action: Description, name: str) -> None:
+        """Refuse to act in, or go on with, an environment of this name that has other spaces."""
+        for which, has in (("observation", observation), ("action", action)):
+            if has != self.manifest["policy"][which]:
+                raise FeverError(f"the checkpoint {self.path} was made for another {which} space than {name} has")
+
+    def require(self, trust: bool) -> None:
+        """Refuse to go on from pickles, unless the user trusts them or the job that wrote them goes on by itself."""
+        pickled = self.files.exists() or "rllib" in self.manifest["policy"]  # whatever the manifest says of its files
+        if pickled and not trust and JOB not in os.environ:
+            raise FeverError(
+                f"{self.files} holds RLlib's pickles, which can run any program when they are read; "
+                "if you know who wrote them, add --trust"
+            )
+
+    def verify(self) -> None:
+        """Refuse a file whose hash is not the manifest's, and one that the manifest does not know."""
+        for path in self.files.rglob("*"):
+            if path.is_file() and str(path.relative_to(self.path)) not in self.manifest["sha256"]:
+                raise FeverError(f"the checkpoint is damaged: {path} does not belong to it")
+        for name, digest in self.manifest["sha256"].items():
+            file = self.path / name
+            if not file.is_file():
+                raise FeverError(f"the checkpoint is damaged: {file} is missing")
+            if sha256(file) != digest:
+                raise FeverError(
+                    f"the checkpoint is damaged: {file} is not what was written; --checkpoint chooses another one"
+                )
+
+    def arrays(self, prefix: str = "") -> dict[str, np.ndarray]:
+        """The arrays whose names begin with `prefix` (cut off), if no file is damaged."""
+        from safetensors import SafetensorError, safe_open
+
+        self.verify()
+        try:
+            with safe_open(self.path / "arrays.safetensors", framework="numpy") as file:
+                names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118 - not a dictionary
+                return {name.removeprefix(prefix): file.get_tensor(name) for name in names}
+        except SafetensorError as error:
+            raise FeverError(f"the checkpoint is damaged: {self.path / 'arrays.safetensors'}: {error}") from error
+
+    def policy(self) -> Any:
+        """The policy that this checkpoint holds: a `Policy`, or for RLlib's algorithms an `RllibPolicy`, which acts the
+        same way."""
+        if "rllib" in self.manifest["policy"]:
+            from fever.rllib.play import RllibPolicy
+
+            return RllibPolicy(self)
+        return Policy.from_description(self.manifest["policy"], self.arrays(WEIGHTS_PREFIX))
+
+
+def best_of(checkpoints: list[Checkpoint]) -> Checkpoint | None:
+    """The checkpoint with the highest score, the latest of equals; None if none has a score."""
+    scored = [one for one in checkpoints if one.score is not None]
+    return max(scored, key=lambda one: (one.score, one.iteration)) if scored else None
+
+
+def stop_reason(stop: Stop, returns: Sequence[float], steps: int, iteration: int, seconds: float) -> str:
+    """The name of the first stop rule that is met, or nothing."""
+    window = list(returns)[-stop.window :]
+    if stop.reward is not None and len(window) == stop.window and np.mean(window) >= stop.reward:
+        return "reward"
+    if stop.steps is not None and steps >= stop.steps:
+        return "steps"
+    if stop.iterations is not None and iteration >= stop.iterations:
+        return "iterations"
+    if stop.seconds is not None and seconds >= stop.seconds:
+        return "time"
+    return ""

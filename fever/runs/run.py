@@ -1,0 +1,362 @@
+"""The run directory: the only thing that plots, tables and `resume` read. Its layout is in docs/run-directory.md."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from fever.runs.checkpoint import Checkpoint, best_of
+from fever.config import RunConfig, Stop, is_rllib, load_yaml, validate
+from fever.files import flush_to_disk, last_line, newest, open_to_append, read_json, read_lines, sha256, write_atomically
+from fever.errors import FeverError
+from fever.runs.events import EventWriter
+from fever.job import JOB
+
+FORMAT = 1  # of the checkpoint's manifest; raised when an old reader could not read a new one
+RULES = {"reward": "reward", "steps": "steps", "iterations": "iterations", "time": "seconds"}  # stop reason -> field
+
+
+class Run:
+    """One run directory, open for writing while it trains or for reading afterwards."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._metrics: Any = None
+        self._episodes: Any = None
+        self._board: Any = None
+        self._lock: Any = None
+        self._made_parent = False
+
+    @classmethod
+    def create(cls, config: RunConfig, facts: dict[str, Any]) -> Run:
+        """Make a new run directory; an existing one is never touched."""
+        text = to_yaml(config)
+        name = config.name or fresh_name(config)
+        run = cls(Path(config.runs).expanduser() / name)
+        run._made_parent = not run.path.parent.exists()
+        try:
+            if run.only_job:
+                run.discard()  # but for the job's folder: what a killed process left before it had learned anything
+            else:
+                run.path.mkdir(parents=True)
+        except FileExistsError:
+            raise FeverError(
+                f"{run.path} exists already; choose another --name, or continue it with: "
+                f"fever resume {run.path}{trust_word(config)}"
+            ) from None
+        except OSError as error:
+            raise FeverError(f"{run.path} cannot be made: {error.strerror}") from error
+        write_atomically(run.path / "config.yaml", text)
+        write_atomically(run.path / "facts.json", json.dumps(facts, indent=2) + "\n")
+        return run
+
+    @classmethod
+    def open(cls, where: str | Path, runs: str | Path = "runs") -> Run:
+        """Find a run by path, by name below `runs`, or the newest one by the word `last`."""
+        runs = Path(runs).expanduser()
+        if str(where) == "last":
+            found = list_runs(runs)
+            if not found:
+                raise FeverError(f"there is no run in {runs}")
+            return found[-1]
+        for path in (Path(where).expanduser(), runs / where):
+            if (path / "config.yaml").is_file():
+                return cls(path)
+        names = ", ".join(run.path.name for run in list_runs(runs)[-5:])
+        raise FeverError(f"there is no run {where}" + (f"; the latest in {runs} are: {names}" if names else ""))
+
+    @property
+    def job(self) -> Path:
+        """The folder of the job that trains this run, if one does."""
+        return self.path / "job"
+
+    @property
+    def only_job(self) -> bool:
+        """Whether the job that this process drives has made this directory, and nothing was learned yet."""
+        own = os.environ.get(JOB)
+        mine = own is not None and Path(own).resolve() == self.job.resolve()
+        return mine and not self.checkpoints() and not self.running
+
+    def discard(self) -> None:
+        """Remove a directory in which nothing was learned, and the folder of runs if that was made for it. A job's
+        folder stays: it says what happened."""
+        if self.job.is_dir():
+            for path in self.path.iterdir():
+                if path != self.job:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            return
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._made_parent:
+            with suppress(OSError):  # another run is in it by now
+                self.path.parent.rmdir()
+
+    # configuration and facts
+
+    def write_config(self, config: RunConfig) -> None:
+        """Write the resolved configuration; `fever train -f` runs it again."""
+        write_atomically(self.path / "config.yaml", to_yaml(config))
+
+    @property
+    def config(self) -> RunConfig:
+        return validate(RunConfig, load_yaml(self.path / "config.yaml"), str(self.path / "config.yaml"))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Versions and git state of the run's start."""
+        return read_json(self.path / "facts.json")
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """How the run ended, or None: it is still running, or it was killed."""
+        return read_json(self.path / "summary.json") if (self.path / "summary.json").is_file() else None
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        write_atomically(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+
+    # one writer at a time
+
+    def lock(self) -> None:
+        """Claim the directory for this process until `close`."""
+        self._lock = open(self.path / "lock", "a+")  # noqa: SIM115 - held as long as the run trains
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.seek(0)
+            owner = self._lock.read().strip()
+            self._lock = None
+            raise FeverError(f"{self.path} is being trained right now by process {owner or 'unknown'}") from None
+        self._lock.truncate(0)
+        self._lock.write(f"{os.getpid()}\n")
+        self._lock.flush()
+
+    @property
+    def running(self) -> bool:
+        """Whether a process on this machine is training it."""
+        try:
+            with open(self.path / "lock") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return False
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether this is the copy of a run that a job trains on other machines, and nobody has seen it end."""
+        if not (self.job / "job.json").is_file() or (self.job / "exit.json").exists():
+            return False
+        return "there" in read_json(self.job / "job.json")
+
+    @property
+    def status(self) -> str:
+        """`running`, why it stopped, or `killed` when it could not say."""
+        if self.running or self.elsewhere:
+            return "running"
+        return self.summary["stop_reason"] if self.summary else "killed"
+
+    # metrics and episodes
+
+    def log(self, row: dict[str, Any]) -> None:
+        """Append one row of metrics; it is in the file when this returns."""
+        if self._metrics is None:
+            self._metrics = open_to_append(self.path / "metrics.jsonl")
+        self._metrics.write(json.dumps(_plain(row)) + "\n")
+        self._metrics.flush()
+        self._board = self._board or EventWriter(self.path)
+        scalars = {name: value for name, value in row.items() if isinstance(value, (int, float)) and name != "steps"}
+        self._board.write(row["steps"], scalars)
+
+    def log_episodes(self, rows: list[dict[str, Any]]) -> None:
+        """Append one row per finished episode."""
+        if self._episodes is None:
+            self._episodes = open_to_append(self.path / "episodes.jsonl")
+        self._episodes.write("".join(json.dumps(_plain(row)) + "\n" for row in rows))
+        self._episodes.flush()
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All rows in order. Rows that a resumed run made again replace those it had made before it was killed."""
+        return newest(read_lines(self.path / "metrics.jsonl"), "iteration")
+
+    def last_row(self) -> dict[str, Any]:
+        """The last row of metrics, from the file's end alone; empty if there is none."""
+        return last_line(self.path / "metrics.jsonl")
+
+    def episodes(self) -> list[dict[str, Any]]:
+        """All finished episodes in order, without those of a course that a resumed run has left."""
+        return newest(read_lines(self.path / "episodes.jsonl"), "episode")
+
+    def curves(self) -> dict[str, np.ndarray]:
+        """Every metric as an array over iterations; NaN where a row lacks it."""
+        rows = self.metrics()
+        names = list(dict.fromkeys(name for row in rows for name, value in row.items() if not isinstance(value, list)))
+        return {name: np.array([_number(row.get(name)) for row in rows]) for name in names}
+
+    # checkpoints
+
+    def save(
+        self,
+        arrays: dict[str, np.ndarray],
+        manifest: dict[str, Any],
+        keep: int,
+        save_files: Callable[[Path], None] | None = None,
+    ) -> Path:
+        """Write a checkpoint and drop old ones, all but the last `keep` and the best. Atomic: it is whole or absent.
+        `save_files` writes what does not fit into arrays.
+
+        Later iterations than this one belong to a course that a resumed run has left: they are dropped too.
+        """
+        from safetensors.numpy import save_file
+
+        folder = self.path / "checkpoints"
+        target = folder / f"{manifest['iteration']:08d}"
+        partial = folder / f".partial-{os.getpid()}"
+        for left in (*folder.glob(".partial-*"), *folder.glob(".dropped-*")):  # by a process that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        partial.mkdir(parents=True)
+        file = partial / "arrays.safetensors"
+        save_file({name: np.array(array, order="C") for name, array in arrays.items()}, file)
+        if save_files is not None:
+            (partial / "files").mkdir()
+            save_files(partial / "files")
+        written = sorted(path for path in partial.rglob("*") if path.is_file())
+        for path in written:
+            flush_to_disk(path)
+        hashes = {str(path.relative_to(partial)): sha256(path) for path in written}
+        manifest = {"format": FORMAT, **manifest, "sha256": hashes}
+        write_atomically(partial / "manifest.json", json.dumps(manifest, indent=2) + "\n")
+        later = [_set_aside(path) for path in reversed(self._folders()) if path.name >= target.name]
+        partial.rename(target)
+        for path in (*later, *self._prune(keep)):
+            shutil.rmtree(path)
+        return target
+
+    def _prune(self, keep: int) -> list[Path]:
+        """Set all checkpoints aside but the last `keep` and the best; returns where they are now."""
+        found = self.checkpoints()
+        best = best_of(found)
+        return [_set_aside(one.path) for one in found[:-keep] if best is None or one.path != best.path]
+
+    def _folders(self) -> list[Path]:
+        return sorted((self.path / "checkpoints").glob("[0-9]*"))
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """All complete checkpoints, oldest first."""
+        found = []
+        for path in self._folders():
+            try:
+                found.append(Checkpoint(path, read_json(path / "manifest.json")))
+            except FeverError:
+                if (path / "manifest.json").exists():
+                    raise
+        return found
+
+    def checkpoint(self, which: Literal["last", "best"] | str = "last") -> Checkpoint:
+        """The last one, the one with the best score, or one by its number."""
+        found = self.checkpoints()
+        if not found and (self.path / "trials").is_dir():
+            raise FeverError(f"{self.path} is a search; name one of its runs, for example {self.path}/trials/0001")
+        if not found:
+            raise FeverError(f"{self.path} has no checkpoint yet")
+        chosen: Checkpoint | None
+        if which == "last":
+            chosen = found[-1]
+        elif which == "best":
+            chosen = best_of(found) or found[-1]
+        else:
+            chosen = next((one for one in found if one.path.name.lstrip("0") == str(which).lstrip("0")), None)
+        if chosen is None:
+            names = ", ".join(str(one.iteration) for one in found)
+            raise FeverError(f"{self.path} has no checkpoint {which}; it has: {names}, last, best")
+        if chosen.manifest.get("format") != FORMAT:
+            raise FeverError(f"{chosen.path} was written by another version of fever")
+        return chosen
+
+    def drop_met(self, stop: Stop, given: Collection[str], which: str = "last") -> tuple[Stop, list[str]]:
+        """The stop rules to go on with from a checkpoint: where some were given anew, by the names of their options,
+        others that it has met already no longer count. Also the names of these."""
+        dropped: list[str] = []
+        if RULES.keys() & set(given) and self.checkpoints():
+            checkpoint = self.checkpoint(which)
+            while (rule := checkpoint.met(stop)) and rule not in given:
+                stop = stop.model_copy(update={RULES[rule]: None})
+                dropped.append(rule)
+        return stop, dropped
+
+    def close(self) -> None:
+        """Close files and give up the lock."""
+        for file in (self._metrics, self._episodes, self._board, self._lock):
+            if file is not None:
+                file.close()
+        self._metrics = self._episodes = self._board = self._lock = None
+
+
+def list_runs(runs: Path) -> list[Run]:
+    """All runs in a folder, the oldest first."""
+    if not runs.is_dir():
+        return []
+    paths = [path for path in runs.iterdir() if (path / "config.yaml").is_file()]
+    return [Run(path) for path in sorted(paths, key=_begun)]
+
+
+def _begun(path: Path) -> float:
+    """When a run was begun; a copy that is not whole, or a run killed at once, may lack what says so."""
+    for name in ("facts.json", "config.yaml"):
+        with suppress(OSError):
+            return (path / name).stat().st_mtime
+    return 0.0
+
+
+def to_yaml(config: RunConfig, without: Collection[str] = ()) -> str:
+    """A configuration as text that `fever train -f` reads, without some of its fields."""
+    import yaml
+
+    try:
+        values = config.model_dump(mode="json", exclude=set(without))
+    except ValueError as error:  # pydantic's, for what is no JSON
+        raise FeverError(
+            f"env_kwargs and settings must be what JSON can hold: {error}; a function that makes the environment may "
+            "hold anything"
+        ) from error
+    return yaml.safe_dump(values, sort_keys=False)
+
+
+def _set_aside(checkpoint: Path) -> Path:
+    """Take a checkpoint away in one step, so that a kill while it is deleted leaves no part of it; returns where it
+    is."""
+    return checkpoint.rename(checkpoint.with_name(f".dropped-{checkpoint.name}"))
+
+
+def _plain(value: Any) -> Any:
+    """A value, or a row of them, with null for NaN and infinity, which JSON has not."""
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float)) else float("nan")
+
+
+def trust_word(config: RunConfig) -> str:
+    """What has to be said to go on with such a run, because that reads pickles."""
+    return " --trust" if config.search is not None or is_rllib(config.algo) else ""
+
+
+def fresh_name(config: RunConfig) -> str:
+    """A name that no run has: environment, algorithm and time."""
+    base = f"{config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    name, number = base, 2
+    while (Path(config.runs).expanduser() / name).exists():
+        name, number = f"{base}-{number}", number + 1
+    return name

@@ -1,0 +1,1 @@
+"""The trainer: from a configuration to a finished run."""

@@ -1,0 +1,292 @@
+"""What a person sees while a run trains: a live panel on a terminal, plain lines elsewhere, or nothing."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
+
+from fever.config import RunConfig, format_duration, is_rllib
+from fever.job import JOB
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+REFRESH_SECONDS = 0.15  # of the live panel
+LINE_SECONDS = 5.0  # between plain lines
+PHASES = {
+    "time_env": "environment",
+    "time_inference": "inference",
+    "time_transfer": "transfer",
+    "time_learn": "learning",
+}
+REASONS = {
+    "reward": "the return reached its goal",
+    "steps": "the step limit was reached",
+    "iterations": "the iteration limit was reached",
+    "time": "the time limit was reached",
+    "interrupted": "interrupted",
+    "limit": "the job's time is nearly over",
+    "failed": "failed",
+}
+
+
+class Display(Protocol):
+    """What the trainer tells; every call returns at once."""
+
+    def message(self, text: str) -> None: ...
+    def start(self, config: RunConfig, path: Path) -> None: ...
+    def update(self, row: dict[str, Any]) -> None: ...
+    def stop(self) -> None:
+        """The terminal is given back; nothing live any more."""
+        ...
+
+    def finish(self, summary: dict[str, Any]) -> None: ...
+
+
+class QuietDisplay:
+    """Nothing at all."""
+
+    def message(self, text: str) -> None: ...
+    def start(self, config: RunConfig, path: Path) -> None: ...
+    def update(self, row: dict[str, Any]) -> None: ...
+    def stop(self) -> None: ...
+    def finish(self, summary: dict[str, Any]) -> None: ...
+
+
+class PlainDisplay:
+    """One line every few seconds, for log files and pipes."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self.printed = 0.0
+        self.rate = Rate()
+
+    def message(self, text: str) -> None:
+        self._print(text)
+
+    def start(self, config: RunConfig, path: Path) -> None:
+        self._print(f"training {config.env} with {config.algo} in {path}")
+        self.printed = time.monotonic()
+
+    def update(self, row: dict[str, Any]) -> None:
+        self.rate.add(row)
+        if time.monotonic() - self.printed >= LINE_SECONDS:
+            self.printed = time.monotonic()
+            self._print(progress_line(row, self.rate.steps_per_second))
+
+    def stop(self) -> None: ...
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        for line in closing_lines(summary):
+            self._print(line)
+
+    def _print(self, text: str) -> None:
+        print(text, file=self.stream, flush=True)
+
+
+class LiveDisplay:
+    """A panel that is redrawn in place: progress towards the stop rule, return, speed and where the time goes."""
+
+    def __init__(self, console: Console) -> None:
+        from rich.live import Live
+
+        self.console = console
+        self.live = Live(console=console, auto_refresh=False, transient=True)
+        self.drawn = 0.0
+        self.history: list[float] = []
+        self.rate = Rate()
+
+    def message(self, text: str) -> None:
+        self.console.print(text, highlight=False, markup=False, style="dim")
+
+    def start(self, config: RunConfig, path: Path) -> None:
+        self.config, self.path = config, path
+        self.live.start()
+        self._draw({"iteration": 0, "steps": 0, "seconds": 0.0, "episodes": 0})
+
+    def update(self, row: dict[str, Any]) -> None:
+        self.rate.add(row)
+        if "return_mean" in row:
+            self.history.append(row["return_mean"])
+        if time.monotonic() - self.drawn >= REFRESH_SECONDS:
+            self._draw(row)
+
+    def stop(self) -> None:
+        self.live.stop()
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        for line in closing_lines(summary):
+            self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def _draw(self, row: dict[str, Any]) -> None:
+        self.drawn = time.monotonic()
+        self.live.update(self._panel(row), refresh=True)
+
+    def _panel(self, row: dict[str, Any]) -> RenderableType:
+        from rich.console import Group
+        from rich.panel import Panel
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        done, rule = progress(self.config, row)
+        left = remaining_seconds(self.config, row, self.rate.steps_per_second)
+        bar = Table.grid(padding=(0, 1))
+        eta = f"at most {format_duration(left)} left" if left is not None else ""
+        bar.add_row(ProgressBar(total=1.0, completed=done, width=30), f"{done:.0%} of {rule}", Text(eta, style="dim"))
+        facts = Table.grid(padding=(0, 3))
+        facts.add_row("return", figure(row.get("return_mean")), Text(sparkline(self.history), style="cyan"))
+        facts.add_row("steps", f"{row['steps']:,}", f"{self.rate.steps_per_second:,.0f} steps/s")
+        facts.add_row("episodes", f"{row['episodes']:,}", f"length {figure(row.get('length_mean'))}")
+        facts.add_row("iteration", f"{row['iteration']:,}", format_duration(row["seconds"]))
+        for line in algorithm_facts(row):
+            facts.add_row(*line)
+        if row.get("worker_restarts"):
+            facts.add_row("workers", f"{row['worker_restarts']} replaced", "")
+        parts: list[RenderableType] = [bar, Text(), facts]
+        shares = {label: row[name] for name, label in PHASES.items() if name in row}
+        if shares:
+            phases = Table.grid(padding=(0, 1))
+            for label, share in shares.items():
+                phases.add_row(label, ProgressBar(total=1.0, completed=share, width=20), f"{share:.0%}")
+            parts += [Text(), phases]
+        title = f"{self.config.env} · {self.config.algo}"
+        return Panel(Group(*parts), title=title, subtitle=str(self.path), width=min(78, self.console.width))
+
+
+class Rate:
+    """Steps per second over the last few seconds; of a first iteration, what it says itself."""
+
+    def __init__(self, window: float = 3.0) -> None:
+        self.window = window
+        self.points: list[tuple[float, int]] = []
+        self.first = 0.0
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.first = self.first or row["steps_per_second"]
+        self.points.append((row["seconds"], row["steps"]))
+        while len(self.points) > 2 and self.points[-1][0] - self.points[0][0] > self.window:
+            self.points.pop(0)
+
+    @property
+    def steps_per_second(self) -> float:
+        if len(self.points) < 2:
+            return self.first
+        (early, before), (late, after) = self.points[0], self.points[-1]
+        return (after - before) / max(late - early, 1e-9)
+
+
+def progress(config: RunConfig, row: dict[str, Any]) -> tuple[float, str]:
+    """How far the run is towards the stop rule that it is nearest to, and that rule in words."""
+    stop = config.stop
+    rules: list[tuple[float, str]] = []
+    if stop.reward is not None and stop.reward > 0 and row.get("return_mean") is not None:
+        rules.append((max(0.0, row["return_mean"] / stop.reward), f"return {stop.reward:g}"))
+    if stop.steps is not None:
+        rules.append((row["steps"] / stop.steps, f"{stop.steps:,} steps"))
+    if stop.iterations is not None:
+        rules.append((row["iteration"] / stop.iterations, f"{stop.iterations:,} iterations"))
+    if stop.seconds is not None:
+        rules.append((row["seconds"] / stop.seconds, format_duration(stop.seconds)))
+    done, rule = max(rules, default=(0.0, "no stop rule"))
+    return min(1.0, done), rule
+
+
+def remaining_seconds(config: RunConfig, row: dict[str, Any], rate: float) -> float | None:
+    """Seconds until the first of the rules that can be foretold; a return cannot."""
+    stop, guesses = config.stop, []
+    if stop.steps is not None and rate > 0:
+        guesses.append((stop.steps - row["steps"]) / rate)
+    if stop.seconds is not None:
+        guesses.append(stop.seconds - row["seconds"])
+    if stop.iterations is not None and row["iteration"]:
+        guesses.append((stop.iterations - row["iteration"]) * row["seconds"] / row["iteration"])
+    return max(0.0, min(guesses)) if guesses else None
+
+
+def progress_line(row: dict[str, Any], rate: float) -> str:
+    """One line for a log."""
+    shares = " ".join(f"{label} {row[name]:.0%}" for name, label in PHASES.items() if name in row)
+    if "updates_per_second" in row:
+        shares = f"{row['updates_per_second']:,.0f} updates/s  ratio {row['replay_ratio']:.2f}  {shares}"
+    if "policy_lag" in row:
+        shares = f"lag {row['policy_lag']:.1f}  {shares}"
+    if row.get("step_fraction") == 0:
+        shares = f"step refused  {shares}"
+    return (
+        f"{format_duration(row['seconds']):>8}  {row['steps']:>11,} steps  return {figure(row.get('return_mean'))}  "
+        f"{rate:,.0f} steps/s  {shares}"
+    )
+
+
+def algorithm_facts(row: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """What matters in this kind of learning, in lines of a name and two facts."""
+    if "step_fraction" in row:
+        step = f"step {row['step_fraction']:.2f}" if row["step_fraction"] else "step refused"
+        return [("trust region", f"KL {row['kl']:.4f}", f"{step}, {row['steps_refused']:.0f} refused so far")]
+    if "policy_lag" in row:
+        age = f"{row['policy_lag']:.1f} batches old, {row['policy_lag_max']:.0f} at most"
+        return [("weights", age, f"{row['queue']:.0f} fragments wait, {row['fragments_dropped']:,.0f} dropped")]
+    return replay_facts(row) if "updates_per_second" in row else []
+
+
+def replay_facts(row: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """What goes into the buffer and out of it, and who explores how."""
+    epsilons = " ".join(f"{epsilon:.2g}" for epsilon in row["epsilons"][:8]) + (
+        " …" if len(row["epsilons"]) > 8 else ""
+    )
+    return [
+        ("transitions", f"{row['transitions_per_second']:,.0f}/s in", f"buffer {row['buffer_fill']:.0%} full"),
+        ("updates", f"{row['updates_per_second']:,.0f}/s", f"{row['samples_per_second']:,.0f} samples/s"),
+        ("ratio", f"{row['replay_ratio']:.2f}", f"mean priority {row['priority_mean']:.3g}"),
+        ("epsilon", epsilons, f"weights {row['weights_age']:,.0f} updates old"),
+    ]
+
+
+def closing_lines(summary: dict[str, Any]) -> list[str]:
+    """How it ended and what can be done next."""
+    run, interrupted = summary["run"], summary["stop_reason"] in ("interrupted", "limit")
+    trust = " --trust  (it reads RLlib's pickles)" if interrupted and is_rllib(summary["algo"]) else ""
+    return [
+        f"{REASONS[summary['stop_reason']]}: return {figure(summary['return_mean'])} after {summary['steps']:,} steps,"
+        f" {summary['episodes']:,} episodes, {format_duration(summary['seconds'])} "
+        f"({summary['steps_per_second']:,.0f} steps/s)",
+        f"run directory: {run}",
+        f"next: fever {'resume' if interrupted else 'eval'} {run}{trust}",
+    ]
+
+
+def sparkline(values: list[float], width: int = 24) -> str:
+    """The course of a metric in one line of characters."""
+    if len(values) < 2:
+        return ""
+    picks = [values[round(place * (len(values) - 1) / (width - 1))] for place in range(width)]
+    low, high = min(picks), max(picks)
+    return "".join("▁▂▃▄▅▆▇█"[int((value - low) / (high - low or 1) * 7)] for value in picks)
+
+
+def figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.1f}"
+
+
+def make_display(kind: str, to_stderr: bool = False) -> Display:
+    """`auto` (live on a terminal, lines elsewhere), or `quiet`."""
+    return for_audience(kind, to_stderr, QuietDisplay, PlainDisplay, LiveDisplay)
+
+
+def for_audience(
+    kind: str, to_stderr: bool, quiet: Callable[[], Any], plain: Callable[[TextIO], Any], live: Callable[[Console], Any]
+) -> Any:
+    """The one of three displays that fits who looks: nobody, a stream, or a terminal, which is given as a console."""
+    if kind == "quiet":
+        return quiet()
+    stream = sys.stderr if to_stderr else sys.stdout
+    if not stream.isatty() or JOB in os.environ:  # some launchers give their ranks a terminal that nobody sees
+        return plain(stream)
+    from rich.console import Console
+
+    return live(Console(stderr=to_stderr))

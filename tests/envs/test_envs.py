@@ -1,0 +1,433 @@
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+
+from fever.envs.loop import LoopEnvs, NativeEnvs, close_all, make_envs
+from fever.envs.source import EnvContext, EnvSource, make_env
+from fever.envs.worker_count import time_steps
+from fever.errors import ContractError, FeverError
+from tests import environments
+from tests.environments import (
+    BrokenEnv,
+    ClosingEnv,
+    ContextEnv,
+    CounterEnv,
+    DictEnv,
+    FailingEnv,
+    IdentityEnv,
+    NextStepCounters,
+    ReusingCounters,
+    SameStepCounters,
+    SimulatorEnv,
+    TimeLimitEnv,
+    make_time_limit,
+)
+
+HERE = EnvContext()
+
+
+def made(target: Any, **kwargs: Any) -> Any:
+    """One environment without its wrappers."""
+    return make_env(EnvSource(target, kwargs), HERE).unwrapped
+
+
+def steps(envs: Any, count: int) -> list[Any]:
+    """Reset, then take a number of steps with action 0."""
+    envs.reset(list(range(envs.count)))
+    return [envs.step(np.zeros(envs.count, np.int64)) for _ in range(count)]
+
+
+# Finding an environment.
+
+
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [
+        ("Pendulum-v1", "PendulumEnv"),
+        ("tests.environments:TimeLimitEnv", "TimeLimitEnv"),
+        ("tests.environments:FeverCounter-v0", "CounterEnv"),
+        ("tests.environments:make_time_limit", "TimeLimitEnv"),
+        (TimeLimitEnv, "TimeLimitEnv"),
+        (make_time_limit, "TimeLimitEnv"),
+        (lambda: CounterEnv(), "CounterEnv"),
+    ],
+)
+def test_every_way_to_name_an_environment_finds_it(target: Any, kind: str) -> None:
+    assert type(made(target)).__name__ == kind
+
+
+@pytest.mark.parametrize("target", [TimeLimitEnv, make_time_limit, "tests.environments:TimeLimitEnv"])
+def test_the_name_of_a_source_finds_it_again(target: Any) -> None:
+    source = EnvSource(target, {"limit": 3})
+    assert made(source.name, limit=3).limit == made(target, limit=3).limit == 3
+
+
+def test_a_partial_function_is_a_factory_too() -> None:
+    assert LoopEnvs(EnvSource(functools.partial(TimeLimitEnv, limit=3)), 1, HERE).envs[0].limit == 3
+
+
+def test_the_name_and_kwargs_of_a_partial_function_find_it_again() -> None:
+    source = EnvSource(functools.partial(TimeLimitEnv, limit=3))
+    assert made(source.name, **source.kwargs).limit == 3
+
+
+def test_the_time_limit_of_a_registered_environment_can_be_set() -> None:
+    env = make_env(EnvSource("Pendulum-v1", {"max_episode_steps": 50}), HERE)
+    assert env.spec is not None
+    assert env.spec.max_episode_steps == 50
+
+
+def test_arguments_reach_the_constructor() -> None:
+    assert made(TimeLimitEnv, limit=9).limit == 9
+    assert made("Pendulum-v1", g=1.5).g == 1.5
+
+
+def test_the_registered_threshold_is_known_and_classes_have_none() -> None:
+    assert EnvSource("CartPole-v1").reward_threshold == 475
+    assert EnvSource(TimeLimitEnv).reward_threshold is None
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("CartPol-v1", "there is no environment CartPol-v1; did you mean CartPole-v1"),
+        ("cartpole-v1", "did you mean CartPole-v1"),
+        ("CartPole", "did you mean CartPole-v1"),
+        ("CartPole-v7", "did you mean CartPole-v1"),
+        ("qqqqzzzz", r'there is no environment qqqqzzzz \(an environment of your own is written as "module:Name"\)'),
+        ("tests.environments:FeverCountr-v0", "there is no environment FeverCountr-v0; did you mean FeverCounter-v0"),
+        ("tests.environments:TimeLimtEnv", "tests.environments has no TimeLimtEnv; did you mean TimeLimitEnv"),
+        ("tests.environments:TimeLimitEnv.Inner", "tests.environments has no TimeLimitEnv.Inner"),
+        ("tests.environments:SPACES", "tests.environments:SPACES is neither a class nor a factory function"),
+        ("tests.nothing:Env", "there is no module tests.nothing here; start fever in the folder that has it"),
+        ("nowhere_at_all:Env-v0", "there is no module nowhere_at_all here"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_closest_ones(target: str, message: str) -> None:
+    with pytest.raises(FeverError, match=message):
+        EnvSource(target).resolve()
+
+
+def test_a_module_that_lacks_a_package_names_that_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "module_with_a_need.py").write_text("import a_package_that_is_missing\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(FeverError, match=r"module_with_a_need cannot be imported: .*a_package_that_is_missing"):
+        EnvSource("module_with_a_need:Env").resolve()
+
+
+@pytest.mark.parametrize(
+    ("target", "kwargs", "message"),
+    [
+        (TimeLimitEnv, {"limits": 3}, "TimeLimitEnv has no argument limits; it has: limit"),
+        (BrokenEnv, {}, "BrokenEnv cannot be made with the arguments {}: .*fault"),
+        ("Pendulum-v1", {"gravity": 3}, "Pendulum-v1 has no argument gravity; it has: .*g"),
+        ("CartPole-v1", {"gravity": 3}, "CartPole-v1 has no argument gravity; it has: .*sutton_barto_reward"),
+        ("CartPole-v1", {"num_envs": 1}, "num_envs is no argument for CartPole-v1; .* --envs"),
+        (NextStepCounters, {"bogus": 1}, "NextStepCounters has no argument bogus"),
+        (NextStepCounters, {"num_envs": 1}, "num_envs is no argument for .*NextStepCounters; .* --envs"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_one_sentence(target: Any, kwargs: dict, message: str) -> None:
+    with pytest.raises(FeverError, match=message):
+        make_envs(EnvSource(target, kwargs), 2, HERE)
+
+
+def test_an_error_inside_a_constructor_is_not_dressed_up() -> None:
+    with pytest.raises(ValueError, match="there is no fault nonsense"):
+        made(BrokenEnv, fault="nonsense")
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("mujoco", r'needs a package that is not installed; install it with: pip install "fever\[mujoco\]"'),
+        ("some_simulator", "needs a package that is not installed: No module named 'some_simulator'"),
+    ],
+)
+def test_a_missing_package_is_named(missing: str, message: str) -> None:
+    def factory() -> None:
+        raise ModuleNotFoundError(f"No module named '{missing}'")
+
+    with pytest.raises(FeverError, match=message):
+        made(factory)
+
+
+@pytest.mark.parametrize("kind", ["entry_point", "vector_entry_point"])
+def test_a_registered_environment_whose_module_is_missing_says_so(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gym.envs.registration, "registry", gym.registry.copy())
+    monkeypatch.setattr(gym, "registry", gym.envs.registration.registry)
+    gym.register("FeverMissing-v0", **{kind: "a_package_that_is_missing:Env"})
+    with pytest.raises(FeverError, match=r"FeverMissing-v0 needs a package that is not installed: .*a_package_that_is"):
+        make_envs(EnvSource("FeverMissing-v0"), 1, HERE)
+
+
+def test_a_factory_that_makes_no_environment_is_refused() -> None:
+    with pytest.raises(FeverError, match="made a dict, which has no observation_space and action_space"):
+        made(lambda: {})
+
+
+@pytest.mark.parametrize("which", ["observation", "action"])
+def test_a_space_that_cannot_be_trained_on_is_named(which: str, tmp_path: Path) -> None:
+    source = EnvSource(ClosingEnv, {"folder": tmp_path, f"{which}_space": spaces.Text(5)})
+    with pytest.raises(FeverError, match=f"ClosingEnv cannot be trained on: its {which} space: a Text space"):
+        make_envs(source, 2, HERE)
+
+
+# Where an environment runs.
+
+
+def test_context_arguments_reach_constructors_that_name_them(tmp_path: Path) -> None:
+    envs = LoopEnvs(EnvSource(ContextEnv), 2, EnvContext(worker_index=3, workdir=tmp_path))
+    for index, env in enumerate(envs.envs):
+        assert (env.worker_index, env.env_index) == (3, index)
+        assert env.workdir == tmp_path / f"worker-3-env-{index}"
+        assert (env.workdir / "context.txt").read_text() == f"worker 3, environment {index}"
+
+
+def test_without_a_workdir_none_is_given_and_no_folder_is_made() -> None:
+    assert made(ContextEnv).workdir is None
+
+
+def test_environments_that_name_no_workdir_get_no_folder(tmp_path: Path) -> None:
+    make_env(EnvSource(TimeLimitEnv), EnvContext(workdir=tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_context_arguments_reach_registered_environments() -> None:
+    env = make_env(EnvSource("tests.environments:FeverCounter-v0"), HERE, index=4)
+    assert env.unwrapped.counter.index == 4
+
+
+# Stepping.
+
+
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [("CartPole-v1", NativeEnvs), ("Pendulum-v1", LoopEnvs), (NextStepCounters, NativeEnvs), (CounterEnv, LoopEnvs)],
+)
+def test_native_vectorisation_is_used_where_there_is_one(target: Any, kind: type) -> None:
+    envs = make_envs(EnvSource(target), 3, HERE)
+    assert type(envs) is kind
+    assert envs.count == 3
+    assert len(envs.reset([1, 2, 3])) == 3
+    envs.close()
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [("CartPole-v1", True), (NextStepCounters, True), (SameStepCounters, False), (CounterEnv, False)],
+)
+def test_the_autoreset_mode_is_told(target: Any, expected: bool) -> None:
+    assert make_envs(EnvSource(target), 1, HERE).next_step is expected
+
+
+def test_a_vector_environment_that_never_resets_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NextStepCounters, "metadata", {"autoreset_mode": AutoresetMode.DISABLED})
+    with pytest.raises(FeverError, match="NextStepCounters has autoreset disabled"):
+        make_envs(EnvSource(NextStepCounters), 1, HERE)
+
+
+@pytest.mark.parametrize("target", [CounterEnv, SameStepCounters])
+def test_a_reset_in_the_same_step_keeps_the_last_observation_and_info(target: Any) -> None:
+    # Environment 0 terminates after 3 steps, environment 1 after 4; then a new episode (number 1) is at step 0.
+    third, fourth = steps(make_envs(EnvSource(target), 2, HERE), 4)[2:]
+    np.testing.assert_array_equal(third.observations, [[0, 1, 0], [1, 0, 3]])
+    np.testing.assert_array_equal(third.terminated, [True, False])
+    np.testing.assert_array_equal(third.truncated, [False, False])
+    assert list(third.final) == list(third.infos) == [0]
+    np.testing.assert_array_equal(third.final[0], [0, 0, 3])
+    assert third.infos[0]["steps"] == 3
+    np.testing.assert_array_equal(third.rewards, [3, 6])
+    np.testing.assert_array_equal(fourth.observations, [[0, 1, 1], [1, 1, 0]])
+    np.testing.assert_array_equal(fourth.final[1], [1, 0, 4])
+
+
+def test_a_reset_in_the_next_step_gives_the_last_observation_first() -> None:
+    third, fourth, fifth = steps(make_envs(EnvSource(NextStepCounters), 1, HERE), 5)[2:]
+    assert (third.observations.tolist(), third.terminated.tolist()) == ([[0, 0, 3]], [True])
+    assert (third.final, third.infos[0]["steps"]) == ({}, 3)
+    assert (fourth.observations.tolist(), fourth.terminated.tolist()) == ([[0, 1, 0]], [False])
+    assert fourth.infos == {}
+    assert fifth.observations.tolist() == [[0, 1, 1]]
+
+
+def test_every_environment_of_a_loop_gets_its_own_seed_and_action() -> None:
+    envs = LoopEnvs(EnvSource(IdentityEnv, {"action_space": "discrete"}), 4, HERE)
+    seen = envs.reset([5, 6, 5, 7]).argmax(1)
+    alone = [LoopEnvs(EnvSource(IdentityEnv), 1, HERE).reset([seed])[0].argmax() for seed in (5, 6, 5, 7)]
+    assert seen.tolist() == alone
+    np.testing.assert_array_equal(envs.step(seen).rewards, np.ones(4))
+    wrong = (np.array([env.observation for env in envs.envs]) + 1) % 3
+    np.testing.assert_array_equal(envs.step(wrong).rewards, np.zeros(4))
+
+
+def test_the_first_observations_are_the_callers_to_keep() -> None:
+    envs = make_envs(EnvSource(ReusingCounters), 2, HERE)
+    first = envs.reset([0, 1])
+    envs.step(np.zeros(2, np.int64))
+    assert first.tolist() == [[0, 0, 0], [1, 0, 0]]
+
+
+def test_what_a_simulator_computes_in_another_process_is_no_waiting() -> None:
+    envs = make_envs(EnvSource(SimulatorEnv, {"milliseconds": 20}), 1, HERE)
+    try:
+        step, computing = time_steps(envs)
+    finally:
+        envs.close()
+    assert step > 0.015
+    assert computing > 0.1  # a hundredth of it in this process
+
+
+# Breaking the contract.
+
+FAULTS = {
+    "wrong_shape": r"the observation has shape \(4,\)",
+    "wrong_dtype": "the observation has dtype <U1 and its space says numbers",
+    "none_observation": r"the observation has shape \(\)",
+    "four_values": r"step\(\) must return observation, reward \(a number\), terminated, truncated and info",
+}
+
+
+@pytest.mark.parametrize("length", [100, 3], ids=["in the middle", "at the end of an episode"])
+@pytest.mark.parametrize(("fault", "message"), FAULTS.items())
+def test_a_broken_contract_names_the_environment_the_step_and_the_fault(fault: str, message: str, length: int) -> None:
+    envs = LoopEnvs(EnvSource(BrokenEnv, {"fault": fault, "at": 3, "only": 1, "length": length}), 3, HERE)
+    steps(envs, 2)
+    where = "tests.environments:BrokenEnv breaks its contract at step 3 of environment 1: "
+    with pytest.raises(ContractError, match=where + message):
+        envs.step(np.zeros(3, np.int64))
+
+
+@pytest.mark.parametrize(("at", "step"), [(0, 0), (1, 5)], ids=["the first one", "within a step"])
+@pytest.mark.parametrize("only", [0, 1])
+def test_a_broken_reset_names_the_environment_and_the_step(only: int, at: int, step: int) -> None:
+    envs = LoopEnvs(EnvSource(BrokenEnv, {"fault": "bad_reset", "at": at, "only": only, "length": 5}), 2, HERE)
+    message = rf"at step {step} of environment {only}: reset\(\) must return an observation and an info dictionary"
+    with pytest.raises(ContractError, match=message):
+        steps(envs, 5)
+
+
+@pytest.mark.parametrize(("at", "in_reset"), [(3, False), (0, True), (1, True)])
+def test_an_error_of_gymnasiums_while_it_is_played_is_one_sentence(at: int, in_reset: bool) -> None:
+    envs = LoopEnvs(EnvSource(FailingEnv, {"at": at, "in_reset": in_reset}), 2, HERE)
+    with pytest.raises(FeverError, match=r"^tests\.environments:FailingEnv: the engine has ended$"):
+        steps(envs, 5)
+
+
+@pytest.mark.parametrize(
+    ("final", "message"),
+    [({}, "but its info has no final_obs"), ({"final_obs": [np.zeros(4), None]}, r"the observation has shape \(4,\)")],
+)
+def test_a_reset_in_the_same_step_without_the_last_observation_is_refused(
+    final: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = SameStepCounters.step
+    monkeypatch.setattr(SameStepCounters, "step", lambda self, actions: (*step(self, actions)[:4], final))
+    with pytest.raises(ContractError, match=f"SameStepCounters breaks its contract at step 3: .*{message}"):
+        steps(make_envs(EnvSource(SameStepCounters), 2, HERE), 3)
+
+
+@pytest.mark.parametrize("reward", ["much", np.zeros(2), {}], ids=["text", "two numbers", "dict"])
+def test_a_reward_that_is_no_number_is_refused(reward: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TimeLimitEnv, "step", lambda self, action: (np.zeros(1, np.float32), reward, False, False, {}))
+    with pytest.raises(ContractError, match=r"at step 1 of environment 0: step\(\) must return .*reward \(a number\)"):
+        steps(LoopEnvs(EnvSource(TimeLimitEnv), 1, HERE), 1)
+
+
+def break_part(monkeypatch: pytest.MonkeyPatch, change: Any) -> LoopEnvs:
+    """Two Dict environments, of which the second gives changed observations."""
+    envs = LoopEnvs(EnvSource(DictEnv), 2, HERE)
+    envs.reset([0, 1])
+    show = envs.envs[1]._show
+    monkeypatch.setattr(envs.envs[1], "_show", lambda: change(show()))
+    return envs
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda seen: {**seen, "cue": 9}, "in part 'cue', the observation has a value outside its discrete space"),
+        (lambda seen: {**seen, "distraction": np.array(["a", "b"])}, "in part 'distraction', .* says numbers"),
+        (lambda seen: {**seen, "distraction": np.zeros(3)}, r"in part 'distraction', the observation has shape \(3,\)"),
+        (lambda seen: {"cue": seen["cue"]}, "the observation has no part 'distraction'"),
+        (lambda seen: {**seen, "nested": {}}, "in part 'nested', the observation has no part 'flags'"),
+        (lambda seen: None, "the observation has no part 'cue'"),
+    ],
+    ids=["value", "dtype", "shape", "missing part", "missing nested part", "none"],
+)
+def test_a_broken_part_of_an_observation_is_named(change: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    envs = break_part(monkeypatch, change)
+    with pytest.raises(ContractError, match=f"DictEnv breaks its contract at step 1 of environment 1: {message}"):
+        envs.step(np.zeros(2, np.int64))
+
+
+def test_a_broken_vector_environment_names_itself_and_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    envs = NativeEnvs(EnvSource(NextStepCounters), 2, HERE)
+    steps(envs, 2)
+    monkeypatch.setattr(envs.env, "_observe", lambda: np.zeros((2, 9), np.float32))
+    with pytest.raises(ContractError, match=r"NextStepCounters breaks its contract at step 3: .* shape \(9,\)"):
+        envs.step(np.zeros(2, np.int64))
+
+
+# Closing.
+
+
+def closed(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_every_environment_of_a_loop_is_closed(tmp_path: Path) -> None:
+    LoopEnvs(EnvSource(ClosingEnv, {"folder": tmp_path}), 3, HERE).close()
+    assert closed(tmp_path) == {"closed-0", "closed-1", "closed-2"}
+
+
+def test_a_failure_in_the_middle_of_making_them_closes_those_before(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="this environment cannot be made"):
+        LoopEnvs(EnvSource(ClosingEnv, {"folder": tmp_path, "fails": 2}), 4, HERE)
+    assert closed(tmp_path) == {"closed-0", "closed-1"}
+
+
+def test_environments_whose_space_is_refused_are_closed(tmp_path: Path) -> None:
+    with pytest.raises(FeverError):
+        LoopEnvs(EnvSource(ClosingEnv, {"folder": tmp_path, "action_space": spaces.Text(5)}), 2, HERE)
+    assert closed(tmp_path) == {"closed-0", "closed-1"}
+
+
+def test_a_vector_environment_whose_space_is_refused_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(environments.Counter, "action_space", spaces.Sequence(spaces.Discrete(2)))
+    monkeypatch.setattr(gym.vector.utils, "batch_space", lambda space, count: space)
+    monkeypatch.setattr(NextStepCounters, "__del__", lambda self: None)  # Gymnasium's would close it some time later
+    monkeypatch.setattr(NextStepCounters, "close", lambda self: calls.append("closed"))
+    with pytest.raises(FeverError, match="a Sequence space is not supported"):
+        NativeEnvs(EnvSource(NextStepCounters), 2, HERE)
+    assert calls == ["closed"]
+
+
+@pytest.mark.parametrize("sticks", [0, 1])
+def test_a_close_that_raises_does_not_keep_the_others_open(tmp_path: Path, sticks: int) -> None:
+    envs = LoopEnvs(EnvSource(ClosingEnv, {"folder": tmp_path, "sticks": sticks}), 3, HERE)
+    with pytest.raises(RuntimeError, match="does not like to be closed"):
+        envs.close()
+    assert closed(tmp_path) == {"closed-0", "closed-1", "closed-2"}
+
+
+def test_closing_twice_closes_once(tmp_path: Path) -> None:
+    envs = [make_env(EnvSource(ClosingEnv, {"folder": tmp_path}), HERE)]
+    close_all(envs)
+    (tmp_path / "closed-0").unlink()
+    close_all(envs)
+    assert closed(tmp_path) == set()
+
+
+def test_a_close_that_raises_does_not_hide_why_an_environment_could_not_be_made(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="this environment cannot be made"):
+        LoopEnvs(EnvSource(ClosingEnv, {"folder": tmp_path, "fails": 2, "sticks": 0}), 3, HERE)

@@ -1,0 +1,19 @@
+#!/bin/bash
+#SBATCH --job-name=one
+#SBATCH --output='/home/me/my project/runs/one/job/log.txt'
+#SBATCH --open-mode=append
+#SBATCH --signal=B:USR1@120
+#SBATCH --no-requeue
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=16
+#SBATCH --gpus-per-node=1
+#SBATCH --partition=gpu
+#SBATCH --account=abc
+#SBATCH --time=02:00:00
+#SBATCH --constraint=a100
+
+set -e
+unset LD_PRELOAD
+cd '/home/me/my project'
+exec /opt/py/bin/python -m fever.launch.schedulers.supervisor '/home/me/my project/runs/one/job' srun --ntasks-per-node=1 --cpus-per-task=16 --cpu-bind=none --kill-on-bad-exit=0 --wait=0 --mpi=none --export=ALL

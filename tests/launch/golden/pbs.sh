@@ -1,0 +1,13 @@
+#!/bin/bash
+#PBS -N one
+#PBS -l select=2
+#PBS -l place=scatter:excl
+#PBS -j oe
+#PBS -o '/home/me/my project/runs/one/job/scheduler.txt'
+#PBS -r n
+
+exec >> '/home/me/my project/runs/one/job/log.txt' 2>&1  # PBS itself would show it only at the end
+set -e
+unset LD_PRELOAD
+cd '/home/me/my project'
+exec /opt/py/bin/python -m fever.launch.schedulers.supervisor '/home/me/my project/runs/one/job' mpiexec -n 2 --ppn 1

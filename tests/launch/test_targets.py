@@ -1,0 +1,193 @@
+"""Targets and the scripts that are rendered from them; scripts as a scheduler gets them are in tests/golden."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fever.errors import FeverError
+from fever.launch.rendezvous.launchers import find_rank, without_launcher
+from fever.launch.schedulers.scripts import clock, lead_seconds, render
+from fever.launch.targets import Batch, Slurm, load_target, restore_target
+from tests.conftest import ROOT
+
+GOLDEN = Path(__file__).parent / "golden"
+SITES = ROOT / "examples" / "sites"
+SCRIPTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "slurm": ("slurm", {"nodes": 3, "cpus_per_node": 36, "time": "20m", "account": "abc"}),
+    "slurm-bare": ("slurm", {}),
+    "eagle": (str(SITES / "eagle.yaml"), {}),
+    "gpu-learner": (str(SITES / "gpu-learner.yaml"), {}),
+    "gpu-alone": (str(SITES / "gpu-learner.yaml"), {"nodes": 1}),
+    "pbs": ("pbs", {"nodes": 2}),
+    "theta": (str(SITES / "theta.yaml"), {"requeue": True}),
+}
+
+
+def script(name: str) -> str:
+    word, options = SCRIPTS[name]
+    target = load_target(word, options)
+    assert isinstance(target, Batch)
+    return render(
+        target, "one", Path("/home/me/my project"), Path("/home/me/my project/runs/one/job"), "/opt/py/bin/python"
+    )
+
+
+@pytest.fixture
+def at_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+
+
+@pytest.mark.usefixtures("at_home")
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_rendered_script(name: str) -> None:
+    golden = GOLDEN / f"{name}.sh"
+    if os.environ.get("FEVER_GOLDEN"):  # write them anew, and look at the difference
+        golden.write_text(script(name))
+    assert script(name) == golden.read_text()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_shellcheck_has_nothing_to_say(name: str) -> None:
+    if shutil.which("shellcheck") is None:
+        if os.environ.get("FEVER_REQUIRE"):
+            pytest.fail("shellcheck is required")
+        pytest.skip("there is no shellcheck")
+    done = subprocess.run(["shellcheck", "-"], input=script(name), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_target_survives_its_json() -> None:
+    for word, options in SCRIPTS.values():
+        target = load_target(word, options)
+        assert restore_target(target.model_dump(mode="json")) == target
+
+
+def test_options_win_over_the_file() -> None:
+    target = load_target(str(SITES / "eagle.yaml"), {"nodes": 7, "time": "2h"})
+    assert isinstance(target, Slurm)
+    assert (target.nodes, target.seconds, target.account) == (7, 7200, "abc")
+
+
+def test_gpus_are_put_over_the_files_learner() -> None:
+    target = load_target(str(SITES / "gpu-learner.yaml"), {"gpus": 2})
+    assert isinstance(target, Slurm)
+    assert target.learner is not None
+    assert (target.learner.gpus, target.learner.partition) == (2, "gpu")
+
+
+def test_percent_signs_in_a_path_are_no_pattern() -> None:
+    text = render(Slurm(), "one", Path("/50% off"), Path("/50% off/job"), "python")
+    assert "#SBATCH --output='/50%% off/job/log.txt'" in text
+    assert "supervisor '/50% off/job'" in text
+
+
+def test_the_lead_is_no_more_than_a_quarter_of_the_time() -> None:
+    assert lead_seconds(Slurm(seconds=3600)) == 120
+    assert lead_seconds(Slurm(seconds=60)) == 15
+    assert lead_seconds(Slurm()) == 120
+
+
+def test_clock() -> None:
+    assert [clock(seconds) for seconds in (59, 1200, 100 * 3600 + 61)] == ["00:00:59", "00:20:00", "100:01:01"]
+
+
+MISTAKES = {
+    "unknown": ("--on wherever", "--on takes slurm, pbs, mpi, a file that ends in .yaml, or the address of a Ray"),
+    "no file": ("--on nothing.yaml", "nothing.yaml cannot be read"),
+    "kind": ("kind: lsf", "needs a kind: slurm, pbs, mpi, ssh, aws, ray, not 'lsf'"),
+    "no kind": ("nodes: 3", "needs a kind"),
+    "typo": ("kind: slurm\nacount: abc", "did you mean account?"),
+    "nodes": ("kind: slurm\nnodes: 0", "nodes=0 cannot be used"),
+    "time": ("kind: slurm\ntime: soon", "'soon' is not a time"),
+    "other kind": ("kind: mpi\nnodes: 3", "has no setting nodes"),
+    "learner": ("kind: slurm\nlearner: {gpu: 1}", "learner.gpu"),
+    "no learner": ("kind: slurm\nlearner: 5", "learner=5 cannot be used"),
+    "no word": ("kind: [slurm]", "needs a kind"),
+    "variable": ("kind: slurm\nenv: {MY-VAR: 1}", "'MY-VAR' is not the name of a variable"),
+    "no value": ("kind: slurm\nenv: {A: null}", "env.A=None cannot be used"),
+    "no trap": ("kind: slurm\nunset: ['a b']", "'a b' is not the name of a variable"),
+    "no folder": ("{kind: ssh, hosts: [a], runs: ''}", "runs='' cannot be used"),
+    "half known": ("kind: slurm\ninterfaces: ib0", "did you mean interface?"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_one_sentence(fever: Any, tmp_path: Path, mistake: str) -> None:
+    text, sentence = MISTAKES[mistake]
+    if text.startswith("--on"):
+        words = text.split()
+    else:
+        (tmp_path / "site.yaml").write_text(text)
+        words = ["--on", "site.yaml"]
+    done = fever("train", "CartPole-v1", "--dry-run", *words)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_dry_run_prints_the_script_and_makes_nothing(fever: Any, tmp_path: Path) -> None:
+    done = fever("train", "CartPole-v1", "--on", "slurm", "--nodes", "2", "--dry-run", "--name", "one")
+    assert done.returncode == 0
+    assert done.stdout.startswith("#!/bin/bash\n#SBATCH --job-name=one\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_options_of_a_target_need_one(fever: Any) -> None:
+    for words in (["--nodes", "3"], ["--time", "10m"], ["--gpus", "1"], ["--dry-run"], ["--requeue"]):
+        done = fever("train", "CartPole-v1", *words)
+        assert (done.returncode, done.stderr) == (2, f"fever: {words[0]} goes with --on\n")
+
+
+@pytest.mark.parametrize(
+    ("environ", "launcher", "number", "size", "launch"),
+    [
+        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "6", "PMIX_NAMESPACE": "828", "SLURM_PROCID": "0"},
+         "OpenMPI", 3, 6, "828"),
+        ({"PMI_RANK": "1", "PMI_SIZE": "4", "PMI_JOBID": "kvs_7"}, "PMI", 1, 4, "kvs_7"),
+        ({"PMI_RANK": "1", "PMI_SIZE": "4"}, "PMI", 1, 4, None),
+        ({"PALS_RANKID": "5", "PALS_SIZE": "8", "PALS_APID": "9d0c-11"}, "PALS", 5, 8, "9d0c-11"),
+        ({"ALPS_APP_PE": "2", "ALPS_APP_ID": "441"}, "ALPS", 2, None, "441"),
+        ({"ALPS_APP_PE": "2", "ALPS_APP_ID": "441", "FEVER_RANKS": "4"}, "ALPS", 2, 4, "441"),
+        ({"JSM_NAMESPACE_RANK": "0", "JSM_NAMESPACE_SIZE": "2", "LSB_JOBID": "12"}, "jsrun", 0, 2, "12"),
+        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "3", "SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0"}, "Slurm", 1, 3, "17-0"),
+        ({"PMI_RANK": "1", "PMI_SIZE": "3", "SLURM_JOB_ID": "17", "SLURM_STEP_ID": "2"}, "Slurm", 1, 3, "17-2"),
+    ],
+)  # fmt: skip
+def test_ranks_of_launchers(environ: dict[str, str], launcher: str, number: int, size: int, launch: str) -> None:
+    rank = find_rank(environ)
+    assert (rank.launcher, rank.number, rank.size, rank.launch) == (launcher, number, size, launch)
+
+
+@pytest.mark.parametrize("count", ["four", "0", "-1"])
+def test_a_number_of_ranks_that_is_none_is_refused(count: str) -> None:
+    with pytest.raises(FeverError, match="FEVER_RANKS takes a number from 1 on"):
+        find_rank({"PMI_RANK": "0", "FEVER_RANKS": count})
+
+
+def test_a_name_with_a_space_is_one_name() -> None:
+    assert "#SBATCH --job-name='run 1'\n" in render(Slurm(), "run 1", Path("/home"), Path("/runs/run 1/job"), "python")
+
+
+def test_a_long_name_of_a_launch_is_made_short() -> None:
+    names = {"OMPI_MCA_orte_precondition_transports": "b372ab5dab702509-0f7c377149ace43c", "PMIX_NAMESPACE": "82837505"}
+    launch = find_rank({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", **names}).launch
+    assert launch is not None
+    assert len(launch) == 8
+
+
+def test_neither_a_batch_script_nor_the_shell_of_an_allocation_is_a_rank() -> None:
+    for step in ({}, {"SLURM_STEP_ID": "4294967290"}):
+        with pytest.raises(FeverError, match="a launcher has started"):
+            find_rank({"SLURM_PROCID": "0", "SLURM_NTASKS": "3", "SLURM_JOB_ID": "17", **step})
+
+
+def test_programs_of_ranks_do_not_take_themselves_for_ranks() -> None:
+    environ = {"PATH": "/bin", "OMPI_COMM_WORLD_RANK": "1", "PMI_RANK": "1", "PMIX_NAMESPACE": "1", "SLURM_JOB_ID": "7"}
+    assert without_launcher(environ) == {"PATH": "/bin", "SLURM_JOB_ID": "7"}

@@ -1,0 +1,233 @@
+"""The run directory: what is in it, what survives, what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fever
+from fever.config import RunConfig
+from fever.errors import FeverError
+from fever.runs.evaluate import evaluate
+from fever.runs.plot import smooth
+from fever.runs.run import Run, list_runs
+from fever.training.trainer import Result, resume
+
+SMALL = {"envs": 2, "steps": 16, "minibatch": 32, "epochs": 2}
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    runs = tmp_path_factory.mktemp("runs")
+    return fever.train("tests.environments:InfoEnv", runs=runs, name="a", stop={"iterations": 6}, **SMALL)
+
+
+def test_directory_has_what_the_documentation_lists(result: Result) -> None:
+    page = (Path(__file__).parents[2] / "docs/run-directory.md").read_text()
+    for path in result.run.path.iterdir():
+        name = "events.out.tfevents" if "tfevents" in path.name else path.name
+        assert f"`{name}" in page, name
+
+
+TABLES = {
+    "ppo": ["PPO"],
+    "trpo": ["TRPO"],
+    "impala": ["IMPALA and APPO"],
+    "dqn": ["Replay: DQN, Ape-X, SAC"],
+    "sac": ["Replay: DQN, Ape-X, SAC", "SAC"],
+}
+
+
+@pytest.mark.parametrize("algo", TABLES)
+def test_every_metric_is_in_the_tables_of_the_documentation(algo: str, result: Result, tmp_path: Path) -> None:
+    if algo != "ppo":
+        env = "Pendulum-v1" if algo == "sac" else "CartPole-v1"
+        light = {"warmup": 100, "updates": 2, "batch": 4, "replay_ratio": 0.5} if algo in ("dqn", "sac") else {}
+        result = fever.train(env, algo=algo, runs=tmp_path, stop={"steps": 2000}, **light)
+    page = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
+    tables = {part.splitlines()[0]: part for part in page.split("\n## ")[1:]}
+    documented = [
+        line.split("`")[1]
+        for name in ["All algorithms", *TABLES[algo]]
+        for line in tables[name].splitlines()
+        if line.startswith("| `")
+    ]
+    assert sorted(documented) == sorted(result.run.metrics()[-1])
+
+
+def test_episodes_have_the_scalars_of_the_last_info(result: Result) -> None:
+    rows = result.run.episodes()
+    assert len(rows) == result.summary["episodes"]
+    assert rows[0]["info"] == {"score": 50.0, "success": 1.0, "speed": 0.5, "distance": 2.5}
+    assert (rows[0]["return"], rows[0]["length"]) == (5.0, 5)
+
+
+def test_numbers_that_json_lacks_are_null_in_rows_of_episodes(tmp_path: Path) -> None:
+    run = Run.create(RunConfig(env="CartPole-v1", runs=str(tmp_path), name="one"), {})
+    run.log_episodes([{"episode": 1, "info": {"error": float("nan"), "gap": float("inf"), "score": 2.0}}])
+    run.close()
+    (line,) = (run.path / "episodes.jsonl").read_text().splitlines()
+    assert json.loads(line, parse_constant=pytest.fail)["info"] == {"error": None, "gap": None, "score": 2.0}
+
+
+def test_tensorboard_reads_the_events(result: Result) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(result.run.path))
+    events.Reload()
+    rows = result.run.metrics()
+    scalars = events.Scalars("return_mean")
+    assert [point.step for point in scalars] == [row["steps"] for row in rows]
+    assert scalars[-1].value == pytest.approx(rows[-1]["return_mean"])
+    assert set(events.Tags()["scalars"]) == {*rows[-1]} - {"steps"}
+
+
+def test_curves_are_arrays_over_iterations(result: Result) -> None:
+    assert result.curves["iteration"].tolist() == [1, 2, 3, 4, 5, 6]
+    assert result.curves["return_mean"][-1] == 5
+
+
+def test_versions_and_configuration_are_kept(result: Result) -> None:
+    assert result.run.facts["packages"]["jax"]
+    assert result.run.config.settings["epochs"] == 2
+    assert result.run.config.env == "tests.environments:InfoEnv"
+
+
+def test_last_and_best_checkpoints_are_kept(tmp_path: Path) -> None:
+    run = Run.create(RunConfig(env="X-v0", runs=str(tmp_path), name="a"), {})
+    for iteration, score in enumerate([None, 1.0, 9.0, 3.0, 4.0, 5.0], start=1):
+        run.save({"x": np.arange(3.0)}, {"iteration": iteration, "score": score}, keep=2)
+    assert [one.iteration for one in run.checkpoints()] == [3, 5, 6]
+    assert run.checkpoint("best").iteration == 3
+    assert run.checkpoint("last").iteration == 6
+    assert run.checkpoint("5").iteration == 5
+    with pytest.raises(FeverError, match="it has: 3, 5, 6, last, best"):
+        run.checkpoint("4")
+
+
+def test_interrupted_save_leaves_the_older_checkpoint_in_force(tmp_path: Path, monkeypatch: Any) -> None:
+    run = Run.create(RunConfig(env="X-v0", runs=str(tmp_path), name="a"), {})
+    run.save({"x": np.arange(3.0)}, {"iteration": 1, "score": None}, keep=2)
+
+    def cut(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fever.runs.run.write_atomically", cut)
+    with pytest.raises(KeyboardInterrupt):
+        run.save({"x": np.arange(3.0)}, {"iteration": 2, "score": None}, keep=2)
+    assert [one.iteration for one in run.checkpoints()] == [1]
+
+
+@pytest.mark.parametrize("iteration", [1, 2], ids=["made again", "no longer kept"])
+def test_a_kill_while_a_checkpoint_is_dropped_leaves_the_new_one(
+    tmp_path: Path, monkeypatch: Any, iteration: int
+) -> None:
+    run = Run.create(RunConfig(env="X-v0", runs=str(tmp_path), name="a"), {})
+    run.save({"x": np.arange(3.0)}, {"iteration": 1, "score": None}, keep=1)
+
+    def cut(path: Path, **_: Any) -> None:
+        (path / "manifest.json").unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", cut)
+        with pytest.raises(KeyboardInterrupt):
+            run.save({"x": np.ones(3)}, {"iteration": iteration, "score": None}, keep=1)
+    assert [one.iteration for one in run.checkpoints()] == [iteration]
+    assert run.checkpoint().arrays()["x"].tolist() == [1, 1, 1]
+    (run.path / "checkpoints" / ".partial-1").mkdir()
+    (run.path / "checkpoints" / "00000003").mkdir()  # as older versions left it
+    assert run.checkpoint().iteration == iteration
+    run.save({"x": np.arange(3.0)}, {"iteration": 3, "score": None}, keep=1)
+    assert [path.name for path in (run.path / "checkpoints").iterdir()] == ["00000003"]
+
+
+def test_checkpoint_keeps_shapes_and_scalars(tmp_path: Path) -> None:
+    run = Run.create(RunConfig(env="X-v0", runs=str(tmp_path), name="a"), {})
+    arrays = {"scalar": np.asarray(3.5), "transposed": np.arange(6.0).reshape(2, 3).T, "empty": np.zeros((2, 0))}
+    run.save(arrays, {"iteration": 1, "score": None}, keep=1)
+    loaded = run.checkpoint().arrays()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(loaded[name], array)
+        assert loaded[name].shape == array.shape
+
+
+def test_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+    result = fever.train("CartPole-v1", runs=tmp_path, name="a", stop={"iterations": 1}, **SMALL)
+    file = result.run.checkpoint().path / "arrays.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(FeverError, match=r"damaged: .*arrays\.safetensors"):
+        fever.load(result.run.path)
+    file.unlink()
+    with pytest.raises(FeverError, match=r"arrays\.safetensors is missing"):
+        fever.load(result.run.path)
+    (result.run.checkpoint().path / "manifest.json").write_text("{")
+    with pytest.raises(FeverError, match=r"manifest\.json is missing or damaged"):
+        fever.load(result.run.path)
+
+
+def test_checkpoint_for_other_spaces_is_refused(result: Result) -> None:
+    from fever.envs.source import EnvSource
+
+    with pytest.raises(FeverError, match="was made for another observation space than CartPole-v1 has"):
+        evaluate(result.run.checkpoint(), EnvSource("CartPole-v1"), episodes=1)
+    with pytest.raises(FeverError, match="was made for another observation space"):
+        resume(result.run, result.run.config.model_copy(update={"env": "CartPole-v1"}))
+
+
+def test_rows_made_again_by_a_resumed_run_replace_the_old(tmp_path: Path) -> None:
+    run = Run.create(RunConfig(env="X-v0", runs=str(tmp_path), name="a"), {})
+    rows = [(1, "a"), (2, "a"), (3, "a"), (2, "b"), (3, "b")]
+    text = "".join(json.dumps({"iteration": number, "by": who}) + "\n" for number, who in rows)
+    (run.path / "metrics.jsonl").write_text(text + '{"iteration": 4, "b')  # and a kill in the middle of a line
+    assert [(row["iteration"], row["by"]) for row in run.metrics()] == [(1, "a"), (2, "b"), (3, "b")]
+    text = "".join(json.dumps({"episode": number, "by": who}) + "\n" for number, who in rows)
+    (run.path / "episodes.jsonl").write_text(text)
+    assert [(row["episode"], row["by"]) for row in run.episodes()] == [(1, "a"), (2, "b"), (3, "b")]
+
+
+def test_rows_after_a_line_that_was_cut_are_read(tmp_path: Path, monkeypatch: Any) -> None:
+    run = Run.create(RunConfig(env="X-v0", runs=str(tmp_path), name="a"), {})
+    assert run.last_row() == {}
+    for name in ("metrics.jsonl", "episodes.jsonl"):
+        (run.path / name).write_text('{"iteration": 1, "episode": 1}\n{"iteration": 2, "epi')
+    assert run.last_row()["iteration"] == 1
+    run.log({"iteration": 2, "steps": 10})
+    run.log_episodes([{"episode": 2}])
+    assert [row["iteration"] for row in run.metrics()] == [1, 2]
+    assert [row["episode"] for row in run.episodes()] == [1, 2]
+    for length in (1, 7, 1 << 16):
+        monkeypatch.setattr("fever.files.TAIL", length)
+        assert run.last_row() == {"iteration": 2, "steps": 10}
+    run.close()
+
+
+def test_a_folder_that_others_use_by_now_stays(tmp_path: Path) -> None:
+    first, second = (Run.create(RunConfig(env="X-v0", runs=str(tmp_path / "runs"), name=name), {}) for name in "ab")
+    first.discard()
+    assert [run.path for run in list_runs(tmp_path / "runs")] == [second.path]
+
+
+def test_a_run_without_facts_is_listed(tmp_path: Path) -> None:
+    for name in "ab":
+        Run.create(RunConfig(env="X-v0", runs=str(tmp_path), name=name), {})
+    (tmp_path / "a" / "facts.json").unlink()
+    assert {run.path.name for run in list_runs(tmp_path)} == {"a", "b"}
+
+
+def test_missing_values_are_left_out_of_a_smooth_curve() -> None:
+    curve = smooth(np.array([np.nan, np.nan, np.nan, 4.0, 4.0, np.nan]), points=2)
+    assert curve[1:].tolist() == pytest.approx([np.nan, 4, 4, 4, 4], nan_ok=True)
+
+
+def test_runs_are_listed_and_found(result: Result) -> None:
+    assert [run.path.name for run in list_runs(result.run.path.parent)] == ["a"]
+    for where in (result.run.path, "a", "last"):
+        assert Run.open(where, result.run.path.parent).path.name == "a"

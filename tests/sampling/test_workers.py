@@ -1,0 +1,252 @@
+"""The pool of samplers on a real Ray, and the choice of its size."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+
+import fever
+from fever.algos.base import Task
+from fever.algos.ppo import PPO, PPOConfig
+from fever.envs.loop import make_envs
+from fever.envs.source import EnvContext, EnvSource
+from fever.envs.worker_count import choose_workers
+from fever.errors import ContractError, FeverError, TrainingError
+from fever.sampling.ray_cluster import Cluster
+from fever.sampling.sampler import SamplerSpec
+from fever.sampling.workers import LocalWorkers, RayWorkers
+from tests.conftest import run_fever
+from tests.helpers import wait_for, without_ray
+
+pytestmark = pytest.mark.usefixtures("ray")
+
+
+def make(source: EnvSource, count: int, envs: int = 2, steps: int = 8, **fields: Any) -> tuple[Any, PPO]:
+    """A pool of workers (0: in this process) and the algorithm whose policy they act with."""
+    probe = make_envs(source, 1, EnvContext())
+    probe.close()
+    task = Task(source.name, probe.observation, probe.action, envs, count, 0, None)
+    algorithm = PPO(PPOConfig(steps=steps, minibatch=envs * steps), task)
+    spec = SamplerSpec(source, algorithm.network, envs, steps, 0.99, 0, **fields)
+    if count == 0:
+        return LocalWorkers(spec, probe.observation, probe.action), algorithm
+    return RayWorkers(spec, probe.observation, probe.action, count), algorithm
+
+
+def test_any_number_of_fragments_comes_from_any_number_of_workers() -> None:
+    workers, algorithm = make(EnvSource("CartPole-v1"), 2)
+    try:
+        version = workers.broadcast(algorithm.weights())
+        fragments = workers.collect(5)
+        assert len(fragments) == 5
+        assert {fragment.version for fragment in fragments} == {version}
+        assert {fragment.worker_index for fragment in fragments} == {0, 1}
+        assert fragments == sorted(fragments, key=lambda fragment: fragment.worker_index)
+    finally:
+        workers.close()
+
+
+def test_worker_samples_what_a_sampler_in_this_process_samples() -> None:
+    remote, algorithm = make(EnvSource("CartPole-v1"), 1)
+    local, _ = make(EnvSource("CartPole-v1"), 0)
+    try:
+        for workers in (remote, local):
+            workers.broadcast(algorithm.weights())
+        (there,), (here,) = remote.collect(1), local.collect(1)
+        for name, array in here.arrays.items():
+            np.testing.assert_array_equal(array, there.arrays[name], err_msg=name)
+    finally:
+        remote.close()
+        local.close()
+
+
+def test_worker_process_is_small_and_imports_no_learner(ray: Any) -> None:
+    workers, algorithm = make(EnvSource("CartPole-v1"), 1, envs=8)
+    try:
+        workers.broadcast(algorithm.weights())
+        workers.collect(3)
+        facts = ray.get(workers.actors[0].facts.remote())
+        assert not {"jax", "fever.algos.ppo", "fever.training.trainer", "torch"} & set(facts["modules"])
+        assert facts["megabytes"] < 150
+    finally:
+        workers.close()
+
+
+def test_killed_worker_is_replaced_and_its_work_redone(ray: Any) -> None:
+    workers, algorithm = make(EnvSource("tests.environments:SleepEnv", {"milliseconds": 20}), 2, steps=16)
+    try:
+        workers.broadcast(algorithm.weights())
+        victim = ray.get(workers.actors[1].facts.remote())["pid"]
+        workers.actors[1].sample.remote(workers.params, 1)  # busy for a while, so that the kill comes in the middle
+        os.kill(victim, signal.SIGKILL)
+        fragments = workers.collect(4)
+        assert len(fragments) == 4
+        assert workers.restarts == 1
+        replacement = ray.get(workers.actors[1].facts.remote())["pid"]
+        assert replacement != victim
+        workers.collect(2)
+    finally:
+        workers.close()
+
+
+def test_crash_inside_an_environment_costs_one_worker(tmp_path: Path) -> None:
+    source = EnvSource("tests.environments:CrashEnv", {"marker": str(tmp_path / "crashed"), "at": 10})
+    workers, algorithm = make(source, 2)
+    try:
+        workers.broadcast(algorithm.weights())
+        for _ in range(3):
+            assert len(workers.collect(2)) == 2
+        assert workers.restarts >= 1
+    finally:
+        workers.close()
+
+
+def test_worker_that_keeps_dying_ends_the_run() -> None:
+    workers, algorithm = make(EnvSource("tests.environments:CrashEnv", {"at": 1}), 1)
+    try:
+        workers.broadcast(algorithm.weights())
+        with pytest.raises(TrainingError, match="worker 0 died 6 times in a row"):
+            workers.collect(1)
+    finally:
+        workers.close()
+
+
+@pytest.mark.parametrize("kind", ["OutOfMemoryError", "NodeDiedError"])
+def test_worker_that_ray_ended_is_replaced_whatever_ray_calls_it(
+    kind: str, ray: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers, algorithm = make(EnvSource("CartPole-v1"), 1)
+    try:
+        workers.broadcast(algorithm.weights())
+        get, errors = ray.get, [getattr(ray.exceptions, kind)("it is gone")]
+        monkeypatch.setattr(ray, "get", lambda call: get(call) if not errors else raises(errors.pop()))
+        assert len(workers.collect(1)) == 1
+        assert workers.restarts == 1
+    finally:
+        workers.close()
+
+
+def raises(error: Exception) -> None:
+    raise error
+
+
+def test_worker_that_dies_while_it_makes_its_environments_is_one_sentence() -> None:
+    source = EnvSource("tests.environments:ExitElsewhereEnv", {"process": os.getpid()})
+    with pytest.raises(TrainingError, match=r"^worker [01] died while its environments were made: .+$"):
+        make(source, 2)
+
+
+def test_close_that_fails_leaves_ray_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers, _ = make(EnvSource("CartPole-v1"), 1)
+    left: list[bool] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(workers.cluster, "leave", lambda: left.append(True))
+        patch.setattr(workers, "kill", lambda *actors: raises(RuntimeError("no")))
+        with pytest.raises(RuntimeError, match="no"):
+            workers.close()
+    assert left == [True]
+    workers.close()
+
+
+def test_broken_contract_in_a_worker_is_the_same_sentence() -> None:
+    workers, algorithm = make(EnvSource("tests.environments:BrokenEnv", {"fault": "nan_reward", "at": 3}), 2)
+    try:
+        workers.broadcast(algorithm.weights())
+        with pytest.raises(ContractError, match=r"at step 3 of environment 0 of worker [01]: the reward is NaN"):
+            workers.collect(2)
+    finally:
+        workers.close()
+
+
+def test_environment_that_cannot_be_made_in_a_worker_is_the_same_sentence(tmp_path: Path) -> None:
+    source = EnvSource("tests.environments:OnlyHereEnv", {"process": os.getpid()})
+    with pytest.raises(FeverError, match="only in its own process"):
+        make(source, 2)
+
+
+def test_environments_get_their_place_and_close_in_every_worker(tmp_path: Path) -> None:
+    workers, algorithm = make(EnvSource("tests.environments:ContextEnv"), 2, workdir=tmp_path)
+    workers.broadcast(algorithm.weights())
+    workers.collect(2)
+    workers.close()
+    texts = sorted(path.read_text() for path in tmp_path.glob("*/context.txt"))
+    assert texts == [f"worker {worker}, environment {env}" for worker in (0, 1) for env in (0, 1)]
+    (tmp_path / "closed").mkdir()
+    workers, algorithm = make(EnvSource("tests.environments:ClosingEnv", {"folder": str(tmp_path / "closed")}), 1)
+    (tmp_path / "closed" / "closed-0").unlink()  # by the probe
+    workers.close()
+    assert len(list((tmp_path / "closed").iterdir())) == 2
+
+
+def test_training_from_python_with_workers_and_a_factory(tmp_path: Path) -> None:
+    result = fever.train(
+        lambda: make_envs_of_five(), workers=2, envs=2, runs=tmp_path, stop={"iterations": 2}, steps=32, minibatch=64
+    )
+    assert result.summary["workers"] == 2
+    assert result.summary["length_mean"] == 5
+    assert result.run.metrics()[-1]["worker_restarts"] == 0
+    assert {row["worker"] for row in result.run.episodes()} == {0, 1}
+
+
+def make_envs_of_five() -> Any:
+    from tests.environments import TimeLimitEnv
+
+    return TimeLimitEnv(5)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected", "reason"),
+    [
+        (EnvSource("CartPole-v1"), 0, "one process is fastest"),
+        (EnvSource("tests.environments:BusyEnv", {"milliseconds": 3}), "cores", "gets a worker"),
+        (EnvSource("tests.environments:SleepEnv", {"milliseconds": 10}), "many", "waits"),
+    ],
+)
+def test_auto_measures_and_says_why(source: EnvSource, expected: Any, reason: str) -> None:
+    envs = make_envs(source, 8, EnvContext())
+    workers, why = choose_workers(envs, cores=4)
+    envs.close()
+    assert reason in why
+    assert workers == {"cores": 4, "many": 32}.get(expected, expected)
+
+
+@pytest.mark.parametrize(
+    ("workers", "share", "fit"), [(3, 0.6, False), (2, 0.6, True), (6, 1 / 3, True), (20, 0.1, True), (2, 1.0, True)]
+)
+def test_no_share_of_a_gpu_is_of_two(workers: int, share: float, fit: bool) -> None:
+    cluster = Mock(**{"ray.cluster_resources.return_value": {"GPU": 2.0}})
+    if fit:
+        Cluster.require_gpus(cluster, share * workers, share)
+    else:
+        with pytest.raises(FeverError, match=r"3 workers with 0\.6 of a GPU each do not fit on 2 GPUs"):
+            Cluster.require_gpus(cluster, share * workers, share)
+
+
+def test_workers_end_with_the_command_and_leave_no_process(tmp_path: Path) -> None:
+    done = run_fever(
+        "train", "CartPole-v1", "--workers", "2", "--stop-iterations", "2", "--json", cwd=tmp_path,
+        FEVER_TEST_MARK=str(tmp_path),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["workers"] == 2
+    assert "warn" not in without_ray(done.stderr).lower()
+    wait_for(lambda: not processes_with(f"FEVER_TEST_MARK={tmp_path}"), "end of all processes")
+
+
+def processes_with(variable: str) -> list[str]:
+    """Command lines of processes that have this in their environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if variable.encode() in (folder / "environ").read_bytes():
+                found.append((folder / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue
+    return found
