@@ -6,15 +6,27 @@ import hashlib
 import io
 import json
 import os
+import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 from fever.errors import FeverError
-from fever.launch.on_host.mirror import write_whole
 
 TAIL = 1 << 16  # bytes that are read at once from a file's end
+
+
+def write_whole(path: Path, text: str, mode: int = 0o644, lasting: bool = False) -> None:
+    """Write a file that is there whole or not at all, whoever else writes it on whichever machine; with `lasting` also
+    if this machine loses its power."""
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+        file.write(text)
+        if lasting:
+            file.flush()
+            os.fsync(file.fileno())
+    partial.replace(path)
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -30,9 +30,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fever.launch.on_host.mirror import write_whole
+from fever.files import write_whole
 
-JOB = "FEVER_JOB"  # environment variable of the process that drives a job: its meeting place
+JOB = "FEVER_JOB"  # environment variable of the process that drives a job: its folder
+AUTOSCALED = "FEVER_WORKERS"  # environment variable: how many machines an autoscaler may launch for this process
 CONTINUED = 75  # exit code of a run that was cut off by its job's limit: EX_TEMPFAIL, try again
 TRANSIENT = ("ranks", "left", "plan.json", "head.json", "alive", "stop", "token")  # nothing of it stays
 
@@ -42,7 +43,19 @@ def records(part: str) -> Path:
     return Path(os.environ.get("FEVER_HOME", "~/.fever")).expanduser() / part
 
 
-class Meeting:
+def current_job() -> JobFolder | None:
+    """The job that this process drives; None outside of jobs."""
+    path = os.environ.get(JOB)
+    return None if path is None else JobFolder(Path(path))
+
+
+def autoscaled_machines() -> int | None:
+    """How many machines Ray's autoscaler may launch for this process; None where there is no autoscaler."""
+    count = os.environ.get(AUTOSCALED)
+    return None if count is None else int(count)
+
+
+class JobFolder:
     """One job's folder."""
 
     def __init__(self, path: Path) -> None:

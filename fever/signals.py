@@ -1,127 +1,13 @@
-"""What belongs to the process that trains: JAX's settings, facts for the record, the log file, signals."""
+"""Signals: when Ctrl-C, SIGTERM and SIGUSR1 may interrupt, and when they wait."""
 
 from __future__ import annotations
 
-import logging
-import os
 import signal
-import sys
 import threading
-import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from pathlib import Path
 from typing import Any
-
-from fever.errors import FeverError
-
-
-def prepare_jax(device: str) -> None:
-    """Settings that JAX reads when it is first imported: no preallocation, the device that was asked for."""
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    if device == "cpu" or (device == "auto" and not Path("/dev/nvidia0").exists() and not Path("/dev/kfd").exists()):
-        os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    import jax
-
-    if device == "gpu" and jax.default_backend() == "cpu":
-        raise FeverError('JAX sees no GPU here; install it with: pip install "jax[cuda12]", or leave --device out')
-
-
-def limit_learner_threads(small: bool) -> None:
-    """Let XLA compute on one thread where the network is small: handing such pieces around costs more than it saves.
-
-    Works until JAX computes for the first time in this process; compilation still uses all cores.
-    """
-    if small:
-        os.environ.setdefault("PJRT_NPROC", "1")
-
-
-def facts() -> dict[str, Any]:
-    """Versions, machine and git state, for the run directory."""
-    import platform
-    from importlib.metadata import version
-
-    from fever import __version__
-
-    packages = ("jax", "jaxlib", "numpy", "gymnasium", "ray", *(("torch",) if "torch" in sys.modules else ()))
-    return {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": sys.argv,
-        "fever": __version__,
-        "python": platform.python_version(),
-        "packages": {name: version(name) for name in packages},
-        "system": platform.platform(),
-        "cores": os.cpu_count(),
-        "git": git_state(),
-    }
-
-
-def git_state() -> dict[str, Any] | None:
-    """Commit and whether there were changes, of the folder where training was started."""
-    import subprocess
-
-    def git(*words: str) -> str:
-        command = ["git", *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
-
-    try:
-        return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain"))}
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-@contextmanager
-def log_to_file(path: Path) -> Iterator[None]:
-    """Send log records and libraries' warnings to the run's log instead of the terminal."""
-    handler = logging.FileHandler(path)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    root = logging.getLogger()
-    level = root.level
-    root.addHandler(handler)
-    root.setLevel(logging.INFO)
-    with quiet_ray(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")  # JAX's; Ray's children exec at once
-        logging.captureWarnings(True)
-        try:
-            yield
-        finally:
-            logging.captureWarnings(False)
-            root.removeHandler(handler)
-            root.setLevel(level)
-            handler.close()
-
-
-@contextmanager
-def quiet_ray() -> Iterator[None]:
-    """Take away the handlers of Ray's loggers, which write to the terminal: records go to the root's alone."""
-    names = [name for name in logging.root.manager.loggerDict if name == "ray" or name.startswith("ray.")]
-    loggers = [logging.getLogger(name) for name in ["ray", *names]]
-    kept = [(logger.handlers, logger.propagate) for logger in loggers]
-    for logger in loggers:
-        logger.handlers, logger.propagate = [], True
-    try:
-        yield
-    finally:
-        for logger, (handlers, propagate) in zip(loggers, kept, strict=True):
-            logger.handlers, logger.propagate = handlers, propagate
-
-
-@contextmanager
-def errors_to(path: Path) -> Iterator[None]:
-    """Append to a file what this process and its libraries, C++ included, write to standard error."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with open(path, "a") as file:
-        os.dup2(file.fileno(), 2)
-    try:
-        yield
-    finally:
-        sys.stderr.flush()
-        os.dup2(kept, 2)
-        os.close(kept)
 
 
 class Interrupts:
@@ -205,3 +91,38 @@ def uncut() -> AbstractContextManager[None]:
     """What no signal may cut short, inside `cuttable`."""
     interrupts = IN_FORCE.get()
     return nullcontext() if interrupts is None else interrupts.shield()
+
+
+@contextmanager
+def signals_interrupt() -> Iterator[None]:
+    """A closed terminal or `kill` interrupts as Ctrl-C does, so that nothing is left running."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    with _handling(interrupt, signal.SIGTERM, signal.SIGHUP):
+        yield
+
+
+@contextmanager
+def signals_wait(say: Callable[[str], None]) -> Iterator[None]:
+    """Nothing interrupts what removes things that cost money."""
+
+    def wait(number: int, frame: Any) -> None:
+        say("still removing what was made; please wait")
+
+    with _handling(wait, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        yield
+
+
+@contextmanager
+def _handling(handler: Callable[[int, Any], None], *numbers: signal.Signals) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)

@@ -22,7 +22,7 @@ from fever.cli.options import workers as parse_workers
 from fever.cli.runs import RunName, Runs, plain
 from fever.cli.runs import commands as run_commands
 from fever.errors import FeverError, TrainingError
-from fever.job import CONTINUED, JOB
+from fever.job import CONTINUED, current_job
 
 
 class Interrupted(Exception):
@@ -154,7 +154,7 @@ def _open_to_resume(word: str, runs: str, here: bool) -> Any:
     that is seen to where it goes on: once, though this may be one of many ranks."""
     from fever.runs.run import Run
 
-    if JOB in os.environ:
+    if current_job() is not None:
         return Run.open(word, runs)
     from fever.launch.dispatch import settle
     from fever.launch.jobs import list_jobs
@@ -257,7 +257,7 @@ def _finish(summary: dict[str, Any], as_json: bool) -> None:
 
 def main() -> None:
     """Run a command; every mistake in the input ends as one sentence and exit code 2."""
-    if JOB in os.environ:  # told that the job's time is over while it is still being set up
+    if current_job() is not None:  # told that the job's time is over while it is still being set up
         signal.signal(signal.SIGUSR1, signal.default_int_handler)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's; acting has small matrices, which threads slow down
     gc.set_threshold(100_000)  # imports allocate much that stays for good; looking for garbage there takes time
@@ -265,7 +265,7 @@ def main() -> None:
     if "" not in sys.path:
         sys.path.insert(0, "")  # modules in the folder where fever is started can be imported
     code = _run()
-    if JOB in os.environ:
+    if current_job() is not None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)  # a Ray that is gone would be waited for

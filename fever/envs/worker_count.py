@@ -13,11 +13,11 @@ import numpy as np
 
 from fever.envs.loop import Envs
 from fever.errors import FeverError
-from fever.job import JOB
-from fever.launch.on_host.host import descendants
+from fever.job import current_job
 from fever.policy import distribution_for
 from fever.policy.networks import FORBIDDEN
 from fever.policy.spaces import mask_width
+from fever.system import descendants
 
 PROBE_SECONDS = 0.5
 PROBE_SLICES = 5
@@ -75,7 +75,7 @@ def _others_seconds() -> float:
     private Ray among them, which computes for itself."""
     ended, ticks = resource.getrusage(resource.RUSAGE_CHILDREN), 0
     ray = sys.modules.get("ray")
-    if ray is None or not ray.is_initialized() or JOB in os.environ:
+    if ray is None or not ray.is_initialized() or current_job() is not None:
         for pid in descendants(os.getpid()):
             with suppress(OSError):  # it has just ended
                 fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fever.errors import FeverError
-from fever.job import Meeting
+from fever.job import JobFolder
 from fever.launch.clusters.host_packages import describe_environment
 from fever.launch.clusters.ssh_up import ask_hosts
 from fever.launch.doctor import Finding
@@ -104,7 +104,7 @@ def _folder(runs: Path) -> Finding:
 def examine_ranks(target: Site, rank: Rank, runs: Path) -> list[Finding]:
     """Meet the other ranks and look at what is between the hosts."""
     seconds = min(target.connect_seconds, MEET_SECONDS)
-    meeting = Meeting(runs / f".doctor-{rank.launch or 'ranks'}")
+    meeting = JobFolder(runs / f".doctor-{rank.launch or 'ranks'}")
     examiner = Examiner(meeting, target.model_copy(update={"connect_seconds": seconds}), rank)
     try:
         findings = examiner.run()

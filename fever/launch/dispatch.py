@@ -55,7 +55,7 @@ def run_elsewhere(order: Order, options: dict[str, Any]) -> int:
 
 def run_as_rank(order: Order, target: Mpi) -> int:
     """Take part as one of the ranks that a launcher has started."""
-    from fever.job import Meeting
+    from fever.job import JobFolder
     from fever.launch import jobs
     from fever.launch.rendezvous.launchers import find_rank
     from fever.launch.rendezvous.rank import run_rank
@@ -73,7 +73,7 @@ def run_as_rank(order: Order, target: Mpi) -> int:
         jobs.prepare(config, target, run, order.flags, number)
         jobs.remember(f"mpi-{number}", run)
 
-    return run_rank(Meeting(run / "job"), target, rank, prepare)
+    return run_rank(JobFolder(run / "job"), target, rank, prepare)
 
 
 def run_as_job(order: Order, target: Batch) -> int:

@@ -46,7 +46,7 @@ def _software() -> list[Finding]:
 
 
 def _hardware() -> list[Finding]:
-    from fever.sampling.ray_cluster import usable_cores
+    from fever.system import usable_cores
 
     cores, usable = os.cpu_count() or 1, usable_cores()
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
@@ -59,7 +59,7 @@ def _hardware() -> list[Finding]:
 
 
 def _accelerators() -> list[Finding]:
-    from fever.signals import prepare_jax
+    from fever.algos.device import prepare_jax
 
     prepare_jax("auto")
     import jax

@@ -20,7 +20,7 @@ from typing import Any
 
 from fever.config import RunConfig
 from fever.errors import FeverError
-from fever.job import CONTINUED, Meeting, records
+from fever.job import CONTINUED, JobFolder, records
 from fever.launch.rendezvous.member import LOST_SECONDS
 from fever.launch.schedulers.scripts import render
 from fever.launch.targets import Batch, Site
@@ -41,8 +41,8 @@ class Job:
     run: Path
 
     @property
-    def meeting(self) -> Meeting:
-        return Meeting(self.run / "job")
+    def meeting(self) -> JobFolder:
+        return JobFolder(self.run / "job")
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class Job:
 def remember(name: str, run: Path) -> Job:
     """Record a job in this user's folder."""
     job = Job(name, run.resolve())
-    Meeting(records("jobs")).write(f"{job.name}.json", {"run": str(job.run)})
+    JobFolder(records("jobs")).write(f"{job.name}.json", {"run": str(job.run)})
     return job
 
 
@@ -203,14 +203,16 @@ def refuse_busy(run: Path) -> None:
             raise FeverError(f"{run} belongs to {job.name}, which has not ended; end it with: fever stop {job.name}")
 
 
-def prepare(config: RunConfig, target: Site, run: Path, flags: list[str], number: str = "", runs: str = "") -> Meeting:
+def prepare(
+    config: RunConfig, target: Site, run: Path, flags: list[str], number: str = "", runs: str = ""
+) -> JobFolder:
     """Make the meeting place in the run directory: what is trained, and the settings of the job.
 
     `runs`: the folder of run directories where it is trained, if that is another machine's.
     """
     from fever.runs.run import to_yaml
 
-    meeting = Meeting(run / "job")
+    meeting = JobFolder(run / "job")
     try:
         meeting.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -219,7 +221,7 @@ def prepare(config: RunConfig, target: Site, run: Path, flags: list[str], number
     text = to_yaml(config.model_copy(update=where))
     meeting.write_text("run.yaml", text)
     if (run / "config.yaml").is_file():  # it goes on, with the stop rules that were given now
-        Meeting(run).write_text("config.yaml", text)
+        JobFolder(run).write_text("config.yaml", text)
     facts = {"kind": target.kind, "id": number, "submitted": time.time(), "flags": flags}
     meeting.write("job.json", {**facts, "target": target.model_dump(mode="json")}, mode=0o600)  # has its variables
     return meeting
@@ -290,7 +292,7 @@ def submit(config: RunConfig, target: Batch, run: Path, flags: list[str]) -> Job
     return remember(f"{target.kind}-{number}", run)
 
 
-def note(meeting: Meeting, **facts: Any) -> None:
+def note(meeting: JobFolder, **facts: Any) -> None:
     """Add to what is known of a job."""
     meeting.write("job.json", {**(meeting.read("job.json") or {}), **facts}, mode=0o600)
 

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 
 from fever.errors import FeverError
-from fever.sampling.ray_cluster import control_groups
+from fever.system import free_memory
 
 PRIORITY_FLOOR = 1e-6  # added to every |TD error|, so that nothing is forgotten for good
 REDRAWS = 16  # uniform draws in the place of dead transitions before the living are counted out
@@ -427,20 +425,3 @@ def check_memory(spec: ReplaySpec, shards: int, available: int | None = None) ->
         f"the replay buffer of {shards * spec.capacity:,} transitions needs "
         f"{math.ceil(shards * spec.bytes / 1e8) / 10:.1f} GB, but {available // 10**8 / 10:.1f} GB are free; {advice}"
     )
-
-
-def free_memory(root: Path = Path("/")) -> int | None:
-    """Bytes that this process may still take, by the machine and by its control groups; None where nobody says."""
-    found = []
-    with suppress(OSError, ValueError, KeyError):
-        rows = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
-        found.append(int(rows["MemAvailable"].split()[0]) * 1024)
-    for folder, older in control_groups("memory", root).items():
-        names = ("memory.max", "memory.current", "inactive_file")
-        if older:
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        with suppress(OSError, ValueError, KeyError):  # no such folder, or "max": no limit
-            limit, usage = (int((folder / name).read_text()) for name in names[:2])
-            counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            found.append(max(limit - usage + int(counts[names[2]]), 0))  # what is only cached can be had
-    return min(found, default=None)

@@ -20,12 +20,13 @@ from fever.config import NetworkSettings, format_bytes, setting
 from fever.errors import FeverError
 from fever.policy import Params
 from fever.policy.spaces import Description
-from fever.replay.buffer import Batch, ReplayBuffer, ReplaySpec, check_memory, free_memory
+from fever.replay.buffer import Batch, ReplayBuffer, ReplaySpec, check_memory
 from fever.replay.explorer import Exploration, Explorer
 from fever.sampling.ray_cluster import machines_in_reach
 from fever.sampling.sampler import Report, SamplerSpec
 from fever.sampling.workers import Pool
 from fever.signals import uncut
+from fever.system import free_memory
 
 BUFFER_STREAM = 2**32 - 2  # of random numbers, where samplers have their worker's index and the learner its own
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from fever.config import RLLIB
 from fever.errors import FeverError
-from fever.signals import quiet_ray
+from fever.training.logs import quiet_ray
 
 
 def require_rllib() -> None:

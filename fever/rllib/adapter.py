@@ -40,7 +40,7 @@ from fever.rllib.structure import pack
 from fever.sampling.ray_cluster import Cluster, connect, cores_in_reach
 from fever.sampling.sampler import Report
 from fever.sampling.workers import Pool, search_path
-from fever.signals import errors_to
+from fever.training.logs import errors_to
 from fever.training.setup import SMALL_WIDTH, Prepared
 
 DATA_CORES = 4  # that Ray Data asks for to read and prepare what is learned from offline; with fewer it waits for ever

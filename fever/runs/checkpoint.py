@@ -13,7 +13,7 @@ import numpy as np
 from fever.config import Stop
 from fever.files import sha256
 from fever.errors import FeverError
-from fever.job import JOB
+from fever.job import current_job
 from fever.policy import Policy
 from fever.policy.spaces import Description
 
@@ -54,7 +54,7 @@ class Checkpoint:
     def require(self, trust: bool) -> None:
         """Refuse to go on from pickles, unless the user trusts them or the job that wrote them goes on by itself."""
         pickled = self.files.exists() or "rllib" in self.manifest["policy"]  # whatever the manifest says of its files
-        if pickled and not trust and JOB not in os.environ:
+        if pickled and not trust and current_job() is None:
             raise FeverError(
                 f"{self.files} holds RLlib's pickles, which can run any program when they are read; "
                 "if you know who wrote them, add --trust"

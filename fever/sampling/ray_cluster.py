@@ -14,14 +14,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fever.errors import FeverError
-from fever.job import JOB, Meeting
+from fever.job import JOB, JobFolder, autoscaled_machines, current_job
+from fever.system import usable_cores
 
-WORKERS = "FEVER_WORKERS"  # environment variable: how many machines an autoscaler may launch for this process
 AGAIN_SECONDS = 0.2  # for which an answer about the machines is good
 RAY_SETTINGS = {  # quiet, and closed to everybody without the token; Ray reads them once, when it is imported
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -112,13 +112,13 @@ class Cluster:
 
 def is_elastic() -> bool:
     """Whether this process drives a job on a cluster that stays up, so that its machines may come and go."""
-    job = os.environ.get(JOB)
-    return job is not None and Meeting(Path(job)).read("plan.json") is None
+    job = current_job()
+    return job is not None and job.read("plan.json") is None
 
 
 def demand(machines: int) -> None:
     """Ask Ray's autoscaler for so many of the machines that it may launch, if there is one; 0: they may go."""
-    if WORKERS in os.environ:
+    if autoscaled_machines() is not None:
         from ray.autoscaler.sdk import request_resources
 
         request_resources(bundles=[{"fever_worker": 1}] * machines)
@@ -126,10 +126,10 @@ def demand(machines: int) -> None:
 
 def connect(workers: int) -> Cluster:
     """The job's Ray if this process drives a job, otherwise a private one on this machine; or what there is already."""
-    job = os.environ.get(JOB)
+    job = current_job()
     if "ray" not in sys.modules:
         settings = {**RAY_SETTINGS, **({} if job else {"RAY_AUTH_TOKEN": secrets.token_hex(32)})}
-        if job and Meeting(Path(job)).read("head.json") is None:  # a Ray that stays up has its own way, or none
+        if job and job.read("head.json") is None:  # a Ray that stays up has its own way, or none
             settings.pop("RAY_AUTH_MODE")
         for name, value in settings.items():
             os.environ.setdefault(name, value)
@@ -144,20 +144,19 @@ def connect(workers: int) -> Cluster:
         with _own_signals():
             ray.init(address="local", num_cpus=cores, include_dashboard=False, runtime_env=runtime, **quiet)
         return Cluster(owned=True)
-    meeting = Meeting(Path(job))
-    plan, head = meeting.read("plan.json"), meeting.read("head.json")
+    plan, head = job.read("plan.json"), job.read("head.json")
     address = head["address"] if head else os.environ.get("RAY_ADDRESS")  # by Ray, on a cluster that stays up
     if address is None:
-        raise FeverError(f"{job} has no cluster (any more); {JOB} is for fever's own processes")
+        raise FeverError(f"{job.path} has no cluster (any more); {JOB} is for fever's own processes")
     if plan is not None and plan["ship"]:
-        runs = os.path.relpath(meeting.path.parents[1])
+        runs = os.path.relpath(job.path.parents[1])
         runtime |= {"working_dir": os.getcwd(), "excludes": [".git", ".venv", *([] if runs[:2] == ".." else [runs])]}
     with _own_signals():
         ray.init(address=address, runtime_env=runtime, **quiet)
     cluster = Cluster(owned=True)
-    demand(int(os.environ.get(WORKERS, "0")))
+    demand(autoscaled_machines() or 0)
     if plan is not None:
-        _await_machines(cluster, plan, meeting)
+        _await_machines(cluster, plan, job)
     return cluster
 
 
@@ -170,7 +169,7 @@ def _own_signals() -> Iterator[None]:
         signal.signal(signal.SIGTERM, kept)
 
 
-def _await_machines(cluster: Cluster, plan: dict[str, Any], meeting: Meeting) -> None:
+def _await_machines(cluster: Cluster, plan: dict[str, Any], meeting: JobFolder) -> None:
     """Ask Ray until every host of the plan has joined; too late is a sentence that names those that have not."""
     deadline = time.monotonic() + plan["connect_seconds"]
     while missing := set(plan["nodes"]) - {machine.host for machine in cluster.machines()}:
@@ -222,40 +221,10 @@ def cores_in_reach() -> int:
 
 def machines_in_reach() -> list[float]:
     """The cores of every machine that workers may be on: of all the job's, or of this one."""
-    job = os.environ.get(JOB)
+    job = current_job()
     if job is None:
         return [usable_cores()]
-    plan = Meeting(Path(job)).read("plan.json")
+    plan = job.read("plan.json")
     if plan is not None:
         return [node["cores"] for node in plan["nodes"].values()]
     return [machine.cores for machine in connect(0).machines()]
-
-
-def usable_cores(root: Path = Path("/")) -> int:
-    """Cores of this machine that this process may use, by its affinity and by the quotas of its control groups."""
-    found = [len(os.sched_getaffinity(0))]
-    for folder, older in control_groups("cpu", root).items():
-        with suppress(OSError, ValueError):  # no such folder, or "max": no quota
-            if older:
-                quota, period = (int((folder / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
-            else:
-                quota, period = map(int, (folder / "cpu.max").read_text().split())
-            if quota > 0 and period > 0:  # -1: no quota
-                found.append(math.ceil(quota / period))
-    return min(found)
-
-
-def control_groups(controller: str, root: Path = Path("/")) -> dict[Path, bool]:
-    """Folders of the control groups that this process is in; true for those of version 1, where every controller has a
-    hierarchy of its own."""
-    unified, own = root / "sys/fs/cgroup", root / "sys/fs/cgroup" / controller
-    folders = {unified: False, own: True}
-    with suppress(OSError, ValueError):
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
-            number, controllers, path = line.split(":", 2)
-            if number == "0" or controller in controllers.split(","):
-                top = unified if number == "0" else own
-                group = top / path.strip("/")
-                parts = (folder for folder in (group, *group.parents) if folder.is_relative_to(top))
-                folders.update(dict.fromkeys(parts, top == own))
-    return folders

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from fever.config import RunConfig, format_duration, is_rllib
-from fever.job import JOB
+from fever.job import current_job
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -285,7 +284,7 @@ def for_audience(
     if kind == "quiet":
         return quiet()
     stream = sys.stderr if to_stderr else sys.stdout
-    if not stream.isatty() or JOB in os.environ:  # some launchers give their ranks a terminal that nobody sees
+    if not stream.isatty() or current_job() is not None:  # some launchers give their ranks a terminal that nobody sees
         return plain(stream)
     from rich.console import Console
 

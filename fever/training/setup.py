@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fever.algos.base import Learner, Task, config_of, find_algorithm
+from fever.algos.device import limit_learner_threads, prepare_jax
 from fever.config import DEFAULT_ENVS, RunConfig, is_rllib, validate
 from fever.envs.loop import Envs, make_envs
 from fever.envs.source import EnvContext, EnvSource
@@ -16,7 +17,6 @@ from fever.envs.worker_count import choose_workers
 from fever.policy import Policy
 from fever.policy.spaces import Description
 from fever.sampling.ray_cluster import cores_in_reach
-from fever.signals import limit_learner_threads, prepare_jax
 
 SMALL_WIDTH = 256  # units of a hidden layer up to which a learner on a CPU is fastest on one thread
 

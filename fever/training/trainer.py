@@ -17,10 +17,12 @@ from fever.config import RunConfig
 from fever.envs.source import EnvSource
 from fever.errors import FeverError
 from fever.runs.checkpoint import WEIGHTS_PREFIX, stop_reason
+from fever.runs.facts import facts
 from fever.runs.run import Run, trust_word
 from fever.sampling.ray_cluster import connect, is_elastic, try_everywhere
-from fever.signals import Interrupts, facts, log_to_file
+from fever.signals import Interrupts
 from fever.training.display import Display, QuietDisplay
+from fever.training.logs import log_to_file
 
 if TYPE_CHECKING:
     from fever.algos.base import Iteration

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fever.signals import log_to_file
+from fever.training.logs import log_to_file
 
 
 @contextmanager

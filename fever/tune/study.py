@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import shutil
 import tempfile
 import time
@@ -14,11 +13,12 @@ from typing import Any
 from fever.config import DEFAULT_STEPS, NetworkSettings, RunConfig, Search, Stop, is_rllib
 from fever.envs.source import EnvContext, EnvSource, make_any
 from fever.errors import FeverError, TrainingError
-from fever.job import JOB
+from fever.job import current_job
 from fever.rllib.legacy.old_names import MODELS
+from fever.runs.facts import facts
 from fever.runs.run import Run
 from fever.sampling.ray_cluster import Cluster, connect, cores_in_reach, try_everywhere
-from fever.signals import Interrupts, facts
+from fever.signals import Interrupts
 from fever.tune import records
 from fever.tune.driver import CoresBusy, environment, quiet, ray_messages_to_log
 from fever.tune.space import Space, check_space, parse
@@ -109,7 +109,7 @@ class Study:
             several = len(cluster.machines()) > 1
             if several:
                 try_everywhere(cluster, self.tried)
-            keeper = start_keeper(cluster, run.path.resolve()) if several or JOB in os.environ else None
+            keeper = start_keeper(cluster, run.path.resolve()) if several or current_job() is not None else None
             store = Store(run.path.resolve(), cluster.here, keeper)
             self.display.start(self.config, run.path, self.trials, cluster.cores)
             with tempfile.TemporaryDirectory(prefix="fever-compiled-", ignore_cleanup_errors=True) as compiled:
@@ -198,7 +198,7 @@ def may_resume(run: Run, trust: bool) -> bool:
         raise FeverError(f"{run.path} has run all its trials; its best settings are in {run.path / 'best.yaml'}")
     resumable = (run.path / "tune" / "tuner.pkl").is_file()
     left = any(run.path.glob("trials/*/checkpoints/*/files"))  # trials go on from them, also in a search begun anew
-    if (resumable or left) and not trust and JOB not in os.environ:  # a job that goes on by itself has written them
+    if (resumable or left) and not trust and current_job() is None:  # a job that goes on by itself has written them
         whose, where = ("Ray Tune", run.path / "tune") if resumable else ("RLlib", run.path / "trials")
         raise FeverError(
             f"going on with a search reads {whose}'s pickles in {where}, which can run any program; "

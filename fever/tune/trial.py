@@ -22,8 +22,8 @@ from fever.config import RunConfig, is_rllib
 from fever.envs.source import EnvSource
 from fever.errors import FeverError, TrainingError
 from fever.files import read_json, write_atomically
+from fever.runs.facts import facts
 from fever.runs.run import Run
-from fever.signals import facts
 from fever.training.display import QuietDisplay
 from fever.tune.score import BUDGET, Course, mean_score
 from fever.tune.space import Space

@@ -390,15 +390,15 @@ def test_a_rank_that_comes_late_does_not_take_its_own_job_for_anothers(tmp_path:
     """Rank 0 has begun already when the others look at the run: only it asks whether somebody has it."""
     from fever.cli import main as cli
     from fever.config import RunConfig
-    from fever.job import Meeting
+    from fever.job import JobFolder
     from fever.launch import dispatch as launch
     from fever.launch.jobs import remember
     from fever.runs.run import Run
 
     monkeypatch.setenv("FEVER_HOME", str(tmp_path / "home"))
     run = Run.create(RunConfig(env="CartPole-v1", runs=str(tmp_path), name="one"), {})
-    Meeting(run.job).write("job.json", {"kind": "mpi", "id": "7", "submitted": 0.0})
-    Meeting(run.job).write_text("alive", "rank 0")
+    JobFolder(run.job).write("job.json", {"kind": "mpi", "id": "7", "submitted": 0.0})
+    JobFolder(run.job).write_text("alive", "rank 0")
     remember("mpi-7", run.path)
     went: list[Any] = []
     monkeypatch.setattr(launch, "run_elsewhere", lambda order, options: went.append(order.run) or 0)

@@ -11,7 +11,8 @@ import pytest
 
 from fever.envs.source import EnvSource
 from fever.errors import FeverError
-from fever.sampling.ray_cluster import connect, cores_in_reach, usable_cores
+from fever.sampling.ray_cluster import connect, cores_in_reach
+from fever.system import usable_cores
 from tests.sampling.test_workers import make
 
 

@@ -23,15 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from fever.errors import FeverError
-from fever.job import Meeting
+from fever.job import JobFolder
 from fever.launch.aws import config, resources
 from fever.launch.aws.config import explain_policy, policy, render
 from fever.launch.aws.launcher import run_ray
 from fever.launch.aws.leftovers import Leftover, find_leftovers, remove_leftovers
 from fever.launch.aws.resources import Clients, Facts, Names, sentences
 from fever.launch.clusters.host_packages import describe_environment
-from fever.launch.signals import signals_interrupt, signals_wait
 from fever.launch.targets import Aws
+from fever.signals import signals_interrupt, signals_wait
 
 __all__ = ["Leftover", "down", "explain_policy", "find_leftovers", "policy", "remove_leftovers", "status", "up"]
 
@@ -278,7 +278,7 @@ def _save(folder: Path, record: dict[str, Any]) -> None:
 
 def _write(path: Path, text: str) -> None:
     """Write a file for this user alone, whole or not at all."""
-    Meeting(path.parent).write_text(path.name, text, mode=0o600)
+    JobFolder(path.parent).write_text(path.name, text, mode=0o600)
 
 
 # the head

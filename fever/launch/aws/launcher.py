@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fever.launch.on_host import host
+from fever import system
 
 RECORD = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+\s+(\w+) \S+ -- (.*)")  # a line that the launcher itself has written
 STEPS = {  # in what Ray's launcher prints -> what is said of it
@@ -54,7 +54,7 @@ def run_ray(
                 time.sleep(0.2)
                 said |= _tell(log, said, say)
         finally:
-            host.end(process)
+            system.end(process)
             for path in log.parent.glob("ray-*"):
                 path.unlink(missing_ok=True)
     return None if process.returncode == 0 else last_words(log.read_text(errors="replace"))

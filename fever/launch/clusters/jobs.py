@@ -11,7 +11,7 @@ from shlex import join
 
 from fever.config import RunConfig
 from fever.errors import FeverError
-from fever.job import JOB
+from fever.job import AUTOSCALED, JOB
 from fever.launch.clusters.link import Connection, Down, Link, connect, note_end
 from fever.launch.clusters.package import Package
 from fever.launch.clusters.ray_jobs import OVER
@@ -35,7 +35,6 @@ from fever.launch.jobs import (
     undo_for,
 )
 from fever.launch.targets import Aws, Existing, Machines, Ssh
-from fever.sampling.ray_cluster import WORKERS
 
 STOP_SECONDS = 60  # for a run to save, before Ray kills it
 
@@ -63,7 +62,7 @@ def submit(config: RunConfig, target: Machines, link: Link, run: Path, flags: li
         words = ["resume", there] if meeting.saved else ["train", "-f", f"{there}/job/run.yaml"]
         variables = {JOB: f"{there}/job", "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_SECONDS), "PYTHONWARNINGS": "ignore"}
         if isinstance(target, Aws):
-            variables[WORKERS] = str(target.workers.count)
+            variables[AUTOSCALED] = str(target.workers.count)
         if isinstance(target, Existing):  # where Ray itself was not started with them
             variables = {**target.env, **variables}
         link.push(job.run, there)

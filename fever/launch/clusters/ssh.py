@@ -31,7 +31,14 @@ LOADER = (  # has neither quotes of the other kind nor anything that some shell 
 )
 AGENT = "fever.launch.on_host.agent"
 PACKAGES = ("fever", "fever.launch", "fever.launch.on_host")
-MODULES = ("fever.errors", "fever.launch.on_host.host", "fever.launch.on_host.mirror", AGENT)
+MODULES = (
+    "fever.errors",
+    "fever.files",
+    "fever.system",
+    "fever.launch.on_host.host",
+    "fever.launch.on_host.mirror",
+    AGENT,
+)
 REASONS = {  # what ssh says -> what it means
     r"Could not resolve hostname": "there is no host of this name",
     r"IDENTIFICATION HAS CHANGED": "its host key has changed since you last connected; if it was set up anew, forget "

@@ -18,12 +18,12 @@ from typing import Any
 
 from fever.config import format_duration
 from fever.errors import FeverError
-from fever.job import Meeting, records
+from fever.job import JobFolder, records
 from fever.launch.clusters.host_packages import describe_environment
 from fever.launch.clusters.ssh import ask, at_once
 from fever.launch.rendezvous.rank import RAY
-from fever.launch.signals import signals_interrupt, signals_wait
 from fever.launch.targets import CLUSTER_NAME, Aws, Machines, Ssh, restore_target
+from fever.signals import signals_interrupt, signals_wait
 
 FIXED = ("kind", "user", "scratch")  # settings by which what runs is found
 KEPT = ("cluster.json", "id", "aws.json")  # while one of them is there, something may be up
@@ -59,14 +59,14 @@ class Record:
 
     def write(self) -> None:
         values = {**self.__dict__, "target": self.target.model_dump(mode="json")}
-        Meeting(self.folder).write("cluster.json", values)
+        JobFolder(self.folder).write("cluster.json", values)
 
 
 def find_record(name: str) -> Record | None:
     """A cluster that is up, by its name."""
     if not CLUSTER_NAME.fullmatch(name):  # it may come from a file of a run directory, and is part of a path
         return None
-    values = Meeting(records("clusters") / name).read("cluster.json")
+    values = JobFolder(records("clusters") / name).read("cluster.json")
     if values is None:
         return None
     target = restore_target(values["target"])
@@ -128,7 +128,7 @@ def up(target: Machines, file: str, say: Say) -> Record:
             _same_file(record, file)
             _same_place(record, target)
         elif not (folder / "token").exists():
-            Meeting(folder).write_text("token", secrets.token_hex(32), mode=0o600)
+            JobFolder(folder).write_text("token", secrets.token_hex(32), mode=0o600)
         path = str(Path(file).expanduser().resolve())
         if isinstance(target, Aws):
             return _up_on_aws(target, path, folder, say)
@@ -166,7 +166,7 @@ class Rise:
         self.target, self.file, self.record, self.say = target, file, record, say
         self.token = (folder / "token").read_text()
         self.environment = describe_environment(target.packages, target.extras)
-        meeting = Meeting(folder)
+        meeting = JobFolder(folder)
         self.id = record.id if record else meeting.read_text("id") or secrets.token_hex(6)
         meeting.write_text("id", self.id)  # before anything runs, so that it can be found and ended
         self.folder = folder
@@ -390,7 +390,7 @@ def down_unfinished(target: Machines, say: Say, force: bool = False) -> dict[str
         return None
     with _alone(str(target.name)):
         hosts = set(target.hosts) if isinstance(target, Ssh) else set()
-        left = _end(target, Meeting(folder).read_text("id") or "", hosts, folder, say)
+        left = _end(target, JobFolder(folder).read_text("id") or "", hosts, folder, say)
         if force or not any(left.values()):
             _forget(folder)
     return left

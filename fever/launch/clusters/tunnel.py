@@ -16,7 +16,8 @@ from fever.launch.clusters.link import Connection, Link
 from fever.launch.clusters.ssh import Unreachable
 from fever.launch.clusters.ssh_up import Record
 from fever.launch.jobs import Job
-from fever.launch.on_host.host import free_port, start
+from fever.launch.on_host.host import free_port
+from fever.system import start
 
 DASHBOARD, BOARD = 8265, 6006  # the ports that people know
 SYNC_SECONDS = 2.0

@@ -28,7 +28,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fever import system
 from fever.errors import FeverError
+from fever.files import write_whole
 from fever.launch.on_host import host
 from fever.launch.on_host import mirror as files
 
@@ -166,7 +168,7 @@ def _end_with_connection() -> None:
     """Nobody waits for this any more when the connection closes: end, with all that was started."""
     while os.read(0, 1 << 16):
         pass
-    host.end_orphans()
+    system.end_orphans()
     os._exit(1)
 
 
@@ -218,7 +220,7 @@ def noted_nodes(request: dict[str, Any]) -> list[dict[str, Any]]:
 
 def find_nodes(request: dict[str, Any]) -> list[dict[str, Any]]:
     """Those of them that run, or are just starting or ending; there is one at most, unless something went wrong."""
-    return [node for node in noted_nodes(request) if host.alive(node["pid"], node["began"])]
+    return [node for node in noted_nodes(request) if system.alive(node["pid"], node["began"])]
 
 
 def find_node(request: dict[str, Any]) -> dict[str, Any] | None:
@@ -267,7 +269,7 @@ class Keeper:
         self.told = True
 
     def run(self) -> int:
-        host.adopt_orphans()
+        system.adopt_orphans()
         scratch: host.Scratch | None = None
         ray = None
         try:
@@ -284,8 +286,8 @@ class Keeper:
                 time.sleep(0.1)
         finally:
             if ray is not None:
-                host.end(ray)
-            host.end_orphans()
+                system.end(ray)
+            system.end_orphans()
             if scratch is not None:
                 scratch.remove()
         return 0
@@ -300,8 +302,8 @@ class Keeper:
         """Write down what runs here, for later calls to find."""
         own = {"cluster": self.request["cluster"], "host": socket.gethostname(), "pid": os.getpid()}
         own |= {"interpreter": self.request["interpreter"]}
-        node = {**own, "began": host.began(os.getpid()), "since": time.time(), "scratch": str(scratch.path), **more}
-        files.write_whole(scratch.path / "node.json", json.dumps(node))
+        node = {**own, "began": system.began(os.getpid()), "since": time.time(), "scratch": str(scratch.path), **more}
+        write_whole(scratch.path / "node.json", json.dumps(node))
         return node
 
     def _start_ray(self, scratch: host.Scratch) -> subprocess.Popen[bytes]:
@@ -319,7 +321,7 @@ class Keeper:
         gone = (*request["unset"], "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY", "RAY_ADDRESS", "RAY_AUTH_TOKEN")
         environ = {name: value for name, value in os.environ.items() if name not in gone}
         environ |= {**request["variables"], "RAY_AUTH_TOKEN_PATH": str(token)}
-        return host.start(command, environ, stdin=subprocess.DEVNULL, cwd=os.path.expanduser("~"))
+        return system.start(command, environ, stdin=subprocess.DEVNULL, cwd=os.path.expanduser("~"))
 
     def _await_ray(self, scratch: host.Scratch, ray: subprocess.Popen[bytes]) -> dict[str, Any]:
         """What is told to those who wait for the start."""
@@ -361,13 +363,13 @@ def stop(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stop(node: dict[str, Any]) -> list[str]:
-    family = {node["pid"]: node["began"], **host.descendants(node["pid"])}
+    family = {node["pid"]: node["began"], **system.descendants(node["pid"])}
     with suppress(ProcessLookupError):
         os.kill(node["pid"], signal.SIGTERM)
     deadline = time.monotonic() + STOP_SECONDS
-    while time.monotonic() < deadline and any(host.alive(*process) for process in family.items()):
+    while time.monotonic() < deadline and any(system.alive(*process) for process in family.items()):
         time.sleep(0.05)
-    left = [f"process {pid}" for pid, began in family.items() if host.alive(pid, began)]
+    left = [f"process {pid}" for pid, began in family.items() if system.alive(pid, began)]
     return left + [node["scratch"]] * os.path.exists(node["scratch"])
 
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 import platform
 import resource
 import secrets
 import shutil
-import signal
 import socket
 import struct
-import subprocess
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,8 +23,6 @@ FALLBACK = Path("/tmp")  # for temporary folders that cannot be where they shoul
 LONGEST = 43  # bytes of Ray's temporary folder: the sockets below it have names of up to 107
 STALE_SECONDS = 3600.0  # after which a folder without an owner is nobody's
 OPEN_FILES = 65536  # that a node of Ray with many workers may want
-STOP_SECONDS = 4.0  # for Ray to end by itself,
-FAMILY_SECONDS = 0.5  # and for its agents, which look every few seconds whether it still lives
 
 
 def describe_host() -> dict[str, Any]:
@@ -58,12 +52,6 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "none"
-
-
-def age() -> float:
-    """Seconds since this process began, perhaps as the shell that it has replaced."""
-    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    return float(Path("/proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 # addresses
@@ -210,100 +198,3 @@ def cluster_of(folder: Path) -> str | None:
         return (folder / "ray_current_cluster").read_text().strip() or None
     except OSError:
         return None
-
-
-# processes
-
-
-def start(command: list[str], environ: Mapping[str, str], **more: Any) -> subprocess.Popen[bytes]:
-    """Start a program that gets SIGTERM when this process dies."""
-    libc = ctypes.CDLL(None)
-
-    def fate() -> None:
-        libc.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-
-    return subprocess.Popen(command, env=dict(environ), preexec_fn=fate, **more)
-
-
-def end(process: subprocess.Popen[bytes], seconds: float = STOP_SECONDS) -> list[str]:
-    """End a program and all that came from it: politely, then not. Touches no other process.
-
-    Returns the names of those that had to be killed.
-    """
-    if process.poll() is not None:
-        return []
-    family = descendants(process.pid)
-    process.send_signal(signal.SIGTERM)
-    deadline = time.monotonic() + seconds
-    while process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.05)
-    deadline = min(deadline, time.monotonic() + FAMILY_SECONDS)
-    while any(alive(*process) for process in family.items()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    if process.poll() is None:
-        family |= descendants(process.pid) | {process.pid: began(process.pid)}
-    killed = _kill(family)
-    process.wait()
-    return killed
-
-
-def exit_code(returncode: int) -> int:
-    """What a shell would say of a process: 128 and the signal's number, if one has ended it."""
-    return returncode if returncode >= 0 else 128 - returncode
-
-
-def adopt_orphans() -> None:
-    """Become the parent of descendants whose parents die, so that `end_orphans` finds them."""
-    ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
-
-
-def end_orphans() -> None:
-    """Kill whatever came from this process and still runs, simulators whose worker died among them."""
-    _kill(descendants(os.getpid()))
-
-
-def _kill(family: Mapping[int, str]) -> list[str]:
-    """Kill those that still run; returns their names."""
-    killed = []
-    for pid, start in family.items():
-        with suppress(OSError):
-            if alive(pid, start):
-                killed.append(Path(f"/proc/{pid}/comm").read_text().strip())
-                os.kill(pid, signal.SIGKILL)
-    return killed
-
-
-def descendants(pid: int) -> dict[int, str]:
-    """All processes that came from this one, with their starting times, by which a number used again is told apart."""
-    children: dict[int, list[int]] = {}
-    starts: dict[int, str] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and (fields := _stat(int(entry.name))):
-            children.setdefault(int(fields[1]), []).append(int(entry.name))
-            starts[int(entry.name)] = fields[19]
-    found: dict[int, str] = {}
-    pending = [pid]
-    while pending:
-        for child in children.get(pending.pop(), []):
-            found[child] = starts[child]
-            pending.append(child)
-    return found
-
-
-def alive(pid: int, began: str) -> bool:
-    """Whether a process still runs, and its number is not another's by now."""
-    fields = _stat(pid)
-    return bool(fields) and fields[19] == began and fields[0] != "Z"
-
-
-def began(pid: int) -> str:
-    """When a process started, as `alive` wants to know it; empty if there is none."""
-    return (_stat(pid) or [""] * 20)[19]
-
-
-def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat behind the command's name: state, parent, ...; the 20th is the starting time."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []

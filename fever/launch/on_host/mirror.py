@@ -94,18 +94,6 @@ def names_in(folder: Path) -> list[str]:
     return sorted(found)
 
 
-def write_whole(path: Path, text: str, mode: int = 0o644, lasting: bool = False) -> None:
-    """Write a file that is there whole or not at all, whoever else writes it on whichever machine; with `lasting` also
-    if this machine loses its power."""
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
-        file.write(text)
-        if lasting:
-            file.flush()
-            os.fsync(file.fileno())
-    partial.replace(path)
-
-
 def write_line(stream: BinaryIO, values: dict[str, Any]) -> None:
     stream.write(json.dumps(values).encode() + b"\n")
 

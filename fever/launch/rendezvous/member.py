@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fever.errors import FeverError
-from fever.job import CONTINUED, Meeting
+from fever.job import CONTINUED, JobFolder
 from fever.launch.on_host import host
 from fever.launch.rendezvous.launchers import BINDING, Rank
 from fever.launch.targets import Batch, Site, Slurm
@@ -51,7 +51,7 @@ class Lost(Exception):
 class Member:
     """One rank of a meeting."""
 
-    def __init__(self, meeting: Meeting, site: Site, rank: Rank, lifeline: int = -1) -> None:
+    def __init__(self, meeting: JobFolder, site: Site, rank: Rank, lifeline: int = -1) -> None:
         """`lifeline`: the reading end of a pipe that closes when this rank is to stop."""
         self.meeting, self.site, self.rank = meeting, site, rank
         self.host = socket.gethostname()
@@ -257,7 +257,7 @@ def sign_of(rank: Rank) -> str:
     return rank.launch or "unnamed"
 
 
-def refuse_occupied(meeting: Meeting, rank: Rank) -> None:
+def refuse_occupied(meeting: JobFolder, rank: Rank) -> None:
     """Leave a place alone where another launch is meeting right now: its rank 0 gives signs of life."""
     first = meeting.read_text("alive")
     deadline = time.monotonic() + 2 * BEAT_SECONDS

@@ -27,8 +27,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, TextIO
 
+from fever import system
 from fever.errors import FeverError
-from fever.job import CONTINUED, JOB, Meeting
+from fever.job import CONTINUED, JOB, JobFolder
 from fever.launch.on_host import host
 from fever.launch.rendezvous.launchers import Rank, find_rank, without_launcher
 from fever.launch.rendezvous.member import (
@@ -62,7 +63,7 @@ RAY = {
 }
 
 
-def run_rank(meeting: Meeting, site: Allocation, rank: Rank, prepare: Callable[[], None] = lambda: None) -> int:
+def run_rank(meeting: JobFolder, site: Allocation, rank: Rank, prepare: Callable[[], None] = lambda: None) -> int:
     """Take part in a job as one rank; returns the exit code. Call it before this process has threads.
 
     Rank 0 calls `prepare` once it has the meeting place for itself; what that refuses, all ranks learn.
@@ -86,14 +87,14 @@ def run_rank(meeting: Meeting, site: Allocation, rank: Rank, prepare: Callable[[
 
     for number in SIGNALS:
         signal.signal(number, forward)
-    return host.exit_code(os.waitstatus_to_exitcode(os.waitpid(keeper, 0)[1]))
+    return system.exit_code(os.waitstatus_to_exitcode(os.waitpid(keeper, 0)[1]))
 
 
 class Keeper(Member):
     """What one rank does: its host's node of Ray, and on rank 0 the driver."""
 
     def __init__(
-        self, meeting: Meeting, site: Allocation, rank: Rank, lifeline: int, prepare: Callable[[], None]
+        self, meeting: JobFolder, site: Allocation, rank: Rank, lifeline: int, prepare: Callable[[], None]
     ) -> None:
         super().__init__(meeting, site, rank, lifeline)
         self.ship = site.ship
@@ -113,7 +114,7 @@ class Keeper(Member):
 
     def run(self) -> int:
         """From arriving to leaving; returns the exit code, which is the driver's."""
-        host.adopt_orphans()
+        system.adopt_orphans()
         code, reason, told = 1, "", True
         try:
             code = self._lead() if self.leads else self._follow()
@@ -189,7 +190,7 @@ class Keeper(Member):
         self.log(f"driver: fever {' '.join(words)}")
         environ = {**self._environment(), JOB: str(folder)}
         pipe = subprocess.PIPE if self.site.kind == "mpi" else None  # schedulers keep what their jobs print
-        driver = host.start([sys.executable, "-m", "fever", *words], environ, stdout=pipe, stderr=pipe)
+        driver = system.start([sys.executable, "-m", "fever", *words], environ, stdout=pipe, stderr=pipe)
         for lines, stream in ((driver.stdout, sys.stdout), (driver.stderr, sys.stderr)) if pipe else ():
             self.printing.append(threading.Thread(target=self._print, args=(lines, stream), daemon=True))
             self.printing[-1].start()
@@ -217,12 +218,12 @@ class Keeper(Member):
             if time.monotonic() > deadline:
                 late = True
                 self.log("the driver did not stop in time and is killed", loud=True)
-                host.end(driver, 0)
+                system.end(driver, 0)
             self.pause()
         self.ended = time.monotonic()
         for thread in self.printing:
             thread.join(timeout=5)
-        code = host.exit_code(driver.returncode)
+        code = system.exit_code(driver.returncode)
         if late and limit and self.meeting.saved:  # in the middle of a long iteration: it goes on from what it saved
             code = CONTINUED
         self.log(f"the driver ended with {code} after {self.elapsed()}")
@@ -329,7 +330,7 @@ class Keeper(Member):
         self.log(f"starting Ray at {address} with {node['cores']} cores")
         with open(self.meeting.log_of(self.host), "a") as log:
             command = host.ray_command(sys.executable, self.scratch.ray, address, node["cores"], head)
-            self.ray = host.start(command, self._environment(), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            self.ray = system.start(command, self._environment(), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
     def _ray_address(self) -> str | None:
         """Where the cluster is that this host's Ray belongs to; None while it starts."""
@@ -350,16 +351,16 @@ class Keeper(Member):
     def _clean_up(self) -> None:
         """End what was started here, remove what was made here."""
         for process in (self.driver, self.ray):
-            if process is not None and (killed := host.end(process)):
+            if process is not None and (killed := system.end(process)):
                 self.log(f"did not end by themselves: {', '.join(killed)}")
-        host.end_orphans()
+        system.end_orphans()
         if self.scratch is not None:
             self.scratch.remove()
 
 
 def main() -> None:
     """`python -m fever.launch.rendezvous.rank JOB`: what the ranks of a submitted job run."""
-    meeting = Meeting(Path(sys.argv[1]))
+    meeting = JobFolder(Path(sys.argv[1]))
     try:
         sys.exit(run_rank(meeting, _site(meeting), find_rank()))
     except FeverError as error:
@@ -367,7 +368,7 @@ def main() -> None:
         sys.exit(2)
 
 
-def _site(meeting: Meeting) -> Allocation:
+def _site(meeting: JobFolder) -> Allocation:
     """The settings of a job, as soon as this host sees them."""
     deadline = time.monotonic() + SEE_SECONDS
     while (job := meeting.read("job.json")) is None:

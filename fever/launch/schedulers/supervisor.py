@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fever.job import CONTINUED, Meeting
+from fever import system
+from fever.job import CONTINUED, JobFolder
 from fever.launch.jobs import note, remember, resume_words
-from fever.launch.on_host import host
 from fever.launch.rendezvous.member import LEAVE_SECONDS, POLL_SECONDS
 from fever.launch.schedulers.scripts import lead_seconds
 from fever.launch.targets import Batch, restore_target
@@ -29,7 +29,7 @@ LAUNCHER_SECONDS = 2.0  # for the launcher to end after rank 0
 class Supervisor:
     """One attempt at a job."""
 
-    def __init__(self, meeting: Meeting, launcher: list[str]) -> None:
+    def __init__(self, meeting: JobFolder, launcher: list[str]) -> None:
         self.meeting, self.launcher = meeting, launcher
         self.job: dict[str, Any] = json.loads((meeting.path / "job.json").read_text())
         target = restore_target(self.job["target"])
@@ -64,7 +64,7 @@ class Supervisor:
         """Until the launcher ends, or should have: ranks on machines that died hold it up."""
         deadline = limit = float("inf")
         if self.target.kind != "slurm" and self.target.seconds is not None:  # Slurm sends a signal
-            limit = time.monotonic() - host.age() + self.target.seconds - lead_seconds(self.target)
+            limit = time.monotonic() - system.age() + self.target.seconds - lead_seconds(self.target)
         while process.poll() is None and time.monotonic() < deadline:
             if self.meeting.read("exit.json") is not None:
                 tidied = self.meeting.read_text("plan.json") is None  # by rank 0, as the last one
@@ -77,7 +77,7 @@ class Supervisor:
             self._end(process)
         if ending is not None:
             return int(ending["code"])
-        return host.exit_code(process.returncode) or 1  # no driver has ended: it was no success
+        return system.exit_code(process.returncode) or 1  # no driver has ended: it was no success
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         process.terminate()
@@ -106,13 +106,13 @@ class Supervisor:
             remember(f"{self.target.kind}-{number}", self.meeting.path.parent)
 
 
-def script(meeting: Meeting) -> Path:
+def script(meeting: JobFolder) -> Path:
     return meeting.path / "script.sh"
 
 
 def main() -> None:
     """`python -m fever.launch.schedulers.supervisor JOB LAUNCHER...`"""
-    sys.exit(Supervisor(Meeting(Path(sys.argv[1])), sys.argv[2:]).run())
+    sys.exit(Supervisor(JobFolder(Path(sys.argv[1])), sys.argv[2:]).run())
 
 
 if __name__ == "__main__":

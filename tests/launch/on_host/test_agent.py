@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from fever import system
 from fever.errors import FeverError
 from fever.launch.clusters import ssh
 from fever.launch.clusters import ssh_up as clusters
@@ -31,7 +32,7 @@ def test_a_node_is_found_where_it_had_to_go(scratch: str) -> None:
     place = host.Scratch(scratch)
     try:
         own = {"cluster": place.path.name, "host": socket.gethostname(), "pid": os.getpid()}
-        (place.path / "node.json").write_text(json.dumps({**own, "began": host.began(os.getpid())}))
+        (place.path / "node.json").write_text(json.dumps({**own, "began": system.began(os.getpid())}))
         request = {"cluster": place.path.name, "scratch": scratch}
         assert [node["pid"] for node in agent.find_nodes(request)] == [os.getpid()]
         assert agent.find_nodes({**request, "cluster": "another"}) == []
@@ -146,11 +147,11 @@ def test_tensorboard_ends_with_the_tunnel(tmp_path: Path) -> None:
     opened = subprocess.Popen([sys.executable, "-c", code, str(program)], stdout=subprocess.DEVNULL)
     try:
         pid = int(wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "TensorBoard"))
-        began = host.began(pid)
+        began = system.began(pid)
     finally:
         opened.send_signal(signal.SIGKILL)
         opened.wait()
-    wait_for(lambda: not host.alive(pid, began), "end of TensorBoard")
+    wait_for(lambda: not system.alive(pid, began), "end of TensorBoard")
 
 
 # clusters

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
+from fever import system
 from fever.config import RunConfig
 from fever.errors import FeverError
-from fever.job import Meeting
+from fever.job import JobFolder
 from fever.launch import jobs
 from fever.launch.on_host import host
 from fever.launch.rendezvous import member
@@ -58,7 +59,7 @@ class Job:
         wait_for(lambda: self.nonce(number) != before, f"rank {number}")
 
     def nonce(self, number: int) -> str:
-        return (Meeting(self.run / "job").read(f"ranks/{number}.json") or {}).get("nonce", "")
+        return (JobFolder(self.run / "job").read(f"ranks/{number}.json") or {}).get("nonce", "")
 
     def end(self, seconds: float = 300) -> dict[int, tuple[int, str]]:
         """Wait for all ranks; exit code and output of each."""
@@ -141,7 +142,7 @@ def test_a_signal_before_all_have_come_ends_those_who_have(run: Path) -> None:
     job = Job(run, 3)
     job.start(0)
     job.start(1)
-    wait_for(lambda: len(Meeting(run / "job").names("ranks")) == 2, "two ranks")
+    wait_for(lambda: len(JobFolder(run / "job").names("ranks")) == 2, "two ranks")
     job.ranks[0].send_signal(signal.SIGTERM)
     ended = job.end()
     assert [code for code, _ in ended.values()] == [130, 130]
@@ -151,7 +152,7 @@ def test_a_signal_before_all_have_come_ends_those_who_have(run: Path) -> None:
 def test_what_an_earlier_meeting_left_misleads_nobody(run: Path, scratch: Path) -> None:
     """A job that was killed and requeued finds its own old files."""
     job = Job(run, 2, scratch=str(scratch))
-    old = Meeting(run / "job")
+    old = JobFolder(run / "job")
     old.write("ranks/0.json", {"nonce": "old", "host": "dead"})
     old.write("ranks/1.json", {"nonce": "old", "host": "dead"})
     old.write("plan.json", {"id": "old", "members": {"0": "old", "1": "old"}, "nodes": {"dead": {"rank": 0}}})
@@ -172,7 +173,7 @@ def test_missing_hosts_that_a_scheduler_knows_are_named(run: Path, tmp_path: Pat
     nodes = tmp_path / "nodes"
     nodes.write_text("beta.cluster\nalpha\n")
     job = Job(run, 2, connect_seconds=1.0)
-    log = Meeting(run / "job").log_of("beta.cluster.org")
+    log = JobFolder(run / "job").log_of("beta.cluster.org")
     log.parent.mkdir(parents=True)
     log.write_text("python: command not found\n")
     job.start(0, PBS_NODEFILE=str(nodes))
@@ -188,7 +189,7 @@ def rank_0(run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[...,
     handlers = {number: signal.getsignal(number) for number in member.SIGNALS}
     wakeup = signal.set_wakeup_fd(-1)
     run.mkdir(parents=True)
-    yield lambda site, size=None: Member(Meeting(run), site, Rank("Slurm", 0, size, "one"))
+    yield lambda site, size=None: Member(JobFolder(run), site, Rank("Slurm", 0, size, "one"))
     signal.set_wakeup_fd(wakeup)
     for number, handler in handlers.items():
         signal.signal(number, handler)
@@ -201,8 +202,8 @@ def test_a_rank_whose_file_is_just_replaced_is_not_left_out(
     for number in (0, 1):
         leader.meeting.write(f"ranks/{number}.json", {"host": "alpha"})
     assert leader.arrivals() is not None
-    read = Meeting.read
-    monkeypatch.setattr(Meeting, "read", lambda self, name: None if name == "ranks/1.json" else read(self, name))
+    read = JobFolder.read
+    monkeypatch.setattr(JobFolder, "read", lambda self, name: None if name == "ranks/1.json" else read(self, name))
     assert leader.arrivals() is None
 
 
@@ -227,7 +228,7 @@ def test_the_learners_machine_has_its_own_number_of_cores(rank_0: Callable[..., 
 def test_a_machine_that_does_not_see_the_job_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node, "SEE_SECONDS", 0.0)
     with pytest.raises(FeverError, match=r"does not see .*; is it on a file system that all machines share"):
-        node._site(Meeting(tmp_path / "job"))
+        node._site(JobFolder(tmp_path / "job"))
 
 
 # this host
@@ -257,11 +258,11 @@ def test_end_ends_a_whole_family_and_nobody_else() -> None:
     code = "import subprocess, time; p = subprocess.Popen(['sleep', '300']); print(p.pid, flush=True); time.sleep(300)"
     stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + code
     bystander = subprocess.Popen(["sleep", "300"])
-    parent = host.start([sys.executable, "-c", stubborn], os.environ, stdout=subprocess.PIPE)
+    parent = system.start([sys.executable, "-c", stubborn], os.environ, stdout=subprocess.PIPE)
     assert parent.stdout is not None
     child = int(parent.stdout.readline())
     parent.stdout.close()
-    host.end(parent, 0.5)
+    system.end(parent, 0.5)
     wait_for(lambda: not Path(f"/proc/{child}").exists(), "end of the child")
     assert bystander.poll() is None
     bystander.kill()
@@ -282,12 +283,12 @@ def test_own_address_is_one_that_others_can_reach() -> None:
 
 def test_a_second_launch_leaves_a_running_job_alone(run: Path) -> None:
     job = Job(run, 1)
-    meeting = Meeting(run / "job")
+    meeting = JobFolder(run / "job")
     meeting.write_text("token", "theirs")
     beating = subprocess.Popen([
         sys.executable, "-c",
-        "import sys, time; from pathlib import Path; from fever.job import Meeting\n"
-        "for beat in range(100): Meeting(Path(sys.argv[1])).write_text('alive', f'other {beat}'); time.sleep(0.5)",
+        "import sys, time; from pathlib import Path; from fever.job import JobFolder\n"
+        "for beat in range(100): JobFolder(Path(sys.argv[1])).write_text('alive', f'other {beat}'); time.sleep(0.5)",
         str(meeting.path),
     ])  # fmt: skip
     try:
@@ -304,7 +305,7 @@ def test_a_second_launch_leaves_a_running_job_alone(run: Path) -> None:
 
 def test_rank_0_of_the_same_launch_is_no_other_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It replaces the sign of life that a killed launch has left, while this rank looks whether that still beats."""
-    meeting = Meeting(tmp_path)
+    meeting = JobFolder(tmp_path)
     meeting.write_text("alive", "killed 17")
     monkeypatch.setattr(member.time, "sleep", lambda seconds: meeting.write_text("alive", "mine 1"))
     member.refuse_occupied(meeting, Rank("PMI", 1, 2, "mine"))
@@ -315,7 +316,7 @@ def test_rank_0_of_the_same_launch_is_no_other_job(tmp_path: Path, monkeypatch: 
 
 def test_an_old_sign_of_life_keeps_nobody_out(run: Path) -> None:
     job = Job(run, 2, connect_seconds=1.0)
-    Meeting(run / "job").write_text("alive", "other 17")
+    JobFolder(run / "job").write_text("alive", "other 17")
     job.start(0)
     ((_, output),) = job.end().values()
     assert "rank 1 did not come" in output
