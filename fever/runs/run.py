@@ -20,7 +20,7 @@ from fever.config import RunConfig, Stop, is_rllib, load_yaml, validate
 from fever.files import flush_to_disk, last_line, newest, open_to_append, read_json, read_lines, sha256, write_atomically
 from fever.errors import FeverError
 from fever.runs.events import EventWriter
-from fever.job import JOB
+from fever.job import current_job
 
 FORMAT = 1  # of the checkpoint's manifest; raised when an old reader could not read a new one
 RULES = {"reward": "reward", "steps": "steps", "iterations": "iterations", "time": "seconds"}  # stop reason -> field
@@ -83,8 +83,8 @@ class Run:
     @property
     def only_job(self) -> bool:
         """Whether the job that this process drives has made this directory, and nothing was learned yet."""
-        own = os.environ.get(JOB)
-        mine = own is not None and Path(own).resolve() == self.job.resolve()
+        own = current_job()
+        mine = own is not None and own.path.resolve() == self.job.resolve()
         return mine and not self.checkpoints() and not self.running
 
     def discard(self) -> None:
