@@ -1,9 +1,7 @@
-"""Algorithms: one file each, one line each in the registry below."""
+"""The interfaces between algorithms and the trainer, and what every algorithm is built from."""
 
 from __future__ import annotations
 
-import difflib
-import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -23,15 +21,6 @@ from fever.sampling.sampler import Report, SamplerSpec
 from fever.sampling.workers import Pool
 from fever.signals import cuttable
 
-ALGORITHMS = {
-    "ppo": "fever.algos.ppo:PPO",
-    "trpo": "fever.algos.trpo:TRPO",
-    "impala": "fever.algos.impala:Impala",
-    "appo": "fever.algos.impala:APPO",
-    "dqn": "fever.algos.dqn:DQN",
-    "apex": "fever.algos.apex:Apex",
-    "sac": "fever.algos.sac:SAC",
-}
 LEARNER_STREAM = 2**32 - 1  # of random numbers, where samplers have their worker's index
 CUTTABLE = ("sample", "wait")  # phases that change nothing in a learner
 
@@ -125,26 +114,6 @@ class Phases:
                 yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - begin
-
-
-def find_algorithm(name: str) -> type[Algorithm]:
-    """The class of an algorithm by its name in the registry."""
-    return _load(name)
-
-
-def config_of(name: str) -> type[NetworkSettings]:
-    """The settings of an algorithm."""
-    return _load(name).Config
-
-
-def _load(name: str) -> Any:
-    if name not in ALGORITHMS:
-        close = difflib.get_close_matches(name, ALGORITHMS, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        names = f"{', '.join(ALGORITHMS)}, and those of RLlib such as rllib:PPO"
-        raise FeverError(f"there is no algorithm {name}; {hint}There are: {names}")
-    module, _, attribute = ALGORITHMS[name].partition(":")
-    return getattr(importlib.import_module(module), attribute)
 
 
 def sampler_spec(place: Place, network: Network, task: Task, steps: int, gamma: float | None = None) -> SamplerSpec:

@@ -189,7 +189,7 @@ def config(algo: Annotated[str | None, typer.Argument(help="An algorithm; none: 
     from rich.markup import escape
     from rich.table import Table
 
-    from fever.algos.base import ALGORITHMS, config_of
+    from fever.algos.registry import ALGORITHMS, config_of
     from fever.config import is_rllib
 
     if algo is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from fever.config import Stop
-from fever.files import sha256
 from fever.errors import FeverError
+from fever.files import sha256
 from fever.job import current_job
 from fever.policy import Policy
 from fever.policy.spaces import Description

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from fever.runs.checkpoint import Checkpoint
 from fever.envs.loop import MASK, describe_info, describe_spaces, make_envs
-from fever.errors import FeverError
-from fever.runs.run import Run
 from fever.envs.source import EnvContext, EnvSource, make_env
+from fever.errors import FeverError
+from fever.runs.checkpoint import Checkpoint
+from fever.runs.run import Run
 
 PARALLEL = 8  # episodes played at once
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 import fever.policy
-from fever.runs.checkpoint import Checkpoint
 from fever.errors import FeverError
+from fever.runs.checkpoint import Checkpoint
 
 EXAMPLE = '''"""A trained policy ({env}, {algo}). It needs Python and NumPy, nothing else.
 

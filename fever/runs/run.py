@@ -15,12 +15,21 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fever.runs.checkpoint import Checkpoint, best_of
 from fever.config import RunConfig, Stop, is_rllib, load_yaml, validate
-from fever.files import flush_to_disk, last_line, newest, open_to_append, read_json, read_lines, sha256, write_atomically
 from fever.errors import FeverError
-from fever.runs.events import EventWriter
+from fever.files import (
+    flush_to_disk,
+    last_line,
+    newest,
+    open_to_append,
+    read_json,
+    read_lines,
+    sha256,
+    write_atomically,
+)
 from fever.job import current_job
+from fever.runs.checkpoint import Checkpoint, best_of
+from fever.runs.events import EventWriter
 
 FORMAT = 1  # of the checkpoint's manifest; raised when an old reader could not read a new one
 RULES = {"reward": "reward", "steps": "steps", "iterations": "iterations", "time": "seconds"}  # stop reason -> field

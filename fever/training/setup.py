@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fever.algos.base import Learner, Task, config_of, find_algorithm
+from fever.algos.base import Learner, Task
 from fever.algos.device import limit_learner_threads, prepare_jax
+from fever.algos.registry import config_of, find_algorithm
 from fever.config import DEFAULT_ENVS, RunConfig, is_rllib, validate
 from fever.envs.loop import Envs, make_envs
 from fever.envs.source import EnvContext, EnvSource

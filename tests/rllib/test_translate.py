@@ -14,7 +14,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
-from fever.algos.base import config_of
+from fever.algos.registry import config_of
 from fever.config import RunConfig, load_yaml, validate
 from fever.errors import FeverError
 from fever.rllib.legacy.old_names import (

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from fever.algos.base import Place, Task, find_algorithm
+from fever.algos.base import Place, Task
+from fever.algos.registry import find_algorithm
 from fever.config import validate
 from fever.envs.loop import make_envs
 from fever.envs.source import EnvContext, EnvSource

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from fever.algos.base import ALGORITHMS
+from fever.algos.registry import ALGORITHMS
 
 
 def words(text: str) -> frozenset[str]:
