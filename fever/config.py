@@ -7,7 +7,6 @@ its default comes from. `fever config ALGO` prints exactly these lines.
 from __future__ import annotations
 
 import difflib
-import math
 import re
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
@@ -15,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fever.errors import FeverError
+from fever.text import parse_duration
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -243,29 +243,3 @@ def load_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise FeverError(f"{path} must hold a mapping such as `env: CartPole-v1`")
     return values
-
-
-def parse_duration(text: str) -> float:
-    """`"90"`, `"90s"`, `"10m"`, `"2h"`, `"1h30m"` to seconds."""
-    match = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?", text.strip())
-    if not text.strip() or match is None:
-        raise ValueError(f"{text!r} is not a time; write 90s, 10m or 2h")
-    hours, minutes, seconds = (float(part) if part else 0.0 for part in match.groups())
-    return hours * 3600 + minutes * 60 + seconds
-
-
-def format_duration(seconds: float) -> str:
-    """Seconds for people: `8.3s`, `4m 05s`, `2h 10m`."""
-    if seconds < 60:
-        return f"{seconds:.1f}s"
-    minutes = math.floor(seconds / 60)
-    if minutes < 60:
-        return f"{minutes}m {int(seconds % 60):02d}s"
-    return f"{minutes // 60}h {minutes % 60:02d}m"
-
-
-def format_bytes(count: float) -> str:
-    """Bytes for people: `820 kB`, `4.2 MB`, `7.9 GB`."""
-    if count < 1e6:
-        return f"{count / 1e3:.0f} kB"
-    return f"{count / 1e6:.1f} MB" if count < 1e9 else f"{count / 1e9:.1f} GB"

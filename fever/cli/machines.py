@@ -165,10 +165,10 @@ def fetch(
     ] = None,
 ) -> None:
     """Bring a job's run directory home: only what is new, every file verified."""
-    from fever.config import format_bytes
     from fever.launch import follow, jobs
     from fever.launch.clusters import link as remote
     from fever.launch.clusters.ssh import Unreachable
+    from fever.text import format_bytes
 
     found = jobs.find_job(job)
     if not follow.on_cluster(found):

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from fever.config import NetworkSettings, format_bytes, setting
+from fever.config import NetworkSettings, setting
 from fever.errors import FeverError
 from fever.policy import Params
 from fever.policy.spaces import Description
@@ -27,6 +27,7 @@ from fever.sampling.sampler import Report, SamplerSpec
 from fever.sampling.workers import Pool
 from fever.signals import uncut
 from fever.system import free_memory
+from fever.text import format_bytes
 
 BUFFER_STREAM = 2**32 - 2  # of random numbers, where samplers have their worker's index and the learner its own
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from fever.errors import FeverError
 from fever.runs.run import Run
-from fever.training.display import PHASES
+from fever.text import PHASES
 
 COLOURS = ("#0b6e99", "#d9480f", "#2b8a3e", "#862e9c", "#c92a2a", "#5c940d", "#1864ab", "#495057")
 

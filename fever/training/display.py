@@ -8,20 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from fever.config import RunConfig, format_duration, is_rllib
+from fever.config import RunConfig, is_rllib
 from fever.job import current_job
+from fever.text import PHASES, figure, format_duration, sparkline
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 REFRESH_SECONDS = 0.15  # of the live panel
 LINE_SECONDS = 5.0  # between plain lines
-PHASES = {
-    "time_env": "environment",
-    "time_inference": "inference",
-    "time_transfer": "transfer",
-    "time_learn": "learning",
-}
 REASONS = {
     "reward": "the return reached its goal",
     "steps": "the step limit was reached",
@@ -257,19 +252,6 @@ def closing_lines(summary: dict[str, Any]) -> list[str]:
         f"run directory: {run}",
         f"next: fever {'resume' if interrupted else 'eval'} {run}{trust}",
     ]
-
-
-def sparkline(values: list[float], width: int = 24) -> str:
-    """The course of a metric in one line of characters."""
-    if len(values) < 2:
-        return ""
-    picks = [values[round(place * (len(values) - 1) / (width - 1))] for place in range(width)]
-    low, high = min(picks), max(picks)
-    return "".join("▁▂▃▄▅▆▇█"[int((value - low) / (high - low or 1) * 7)] for value in picks)
-
-
-def figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.1f}"
 
 
 def make_display(kind: str, to_stderr: bool = False) -> Display:

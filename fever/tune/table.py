@@ -8,8 +8,9 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from fever.config import RunConfig, format_duration
-from fever.training.display import figure, for_audience
+from fever.config import RunConfig
+from fever.text import figure, format_duration
+from fever.training.display import for_audience
 from fever.tune.records import FAILED, FINISHED, RUNNING, STOPPED, WAITING, Record, best_of, ranked
 
 if TYPE_CHECKING:

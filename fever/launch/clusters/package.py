@@ -14,8 +14,8 @@ from pathlib import Path
 from pathspec import GitIgnoreSpec
 
 import fever
-from fever.config import format_bytes
 from fever.errors import FeverError
+from fever.text import format_bytes
 
 MOST = 100 * 2**20  # bytes, what Ray takes in one upload
 CACHES = ("__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", "node_modules")

@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fever.config import format_duration
 from fever.errors import FeverError
 from fever.job import JobFolder, records
 from fever.launch.clusters.host_packages import describe_environment
@@ -24,6 +23,7 @@ from fever.launch.clusters.ssh import ask, at_once
 from fever.launch.rendezvous.rank import RAY
 from fever.launch.targets import CLUSTER_NAME, Aws, Machines, Ssh, restore_target
 from fever.signals import signals_interrupt, signals_wait
+from fever.text import format_duration
 
 FIXED = ("kind", "user", "scratch")  # settings by which what runs is found
 KEPT = ("cluster.json", "id", "aws.json")  # while one of them is there, something may be up
