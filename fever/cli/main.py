@@ -217,7 +217,7 @@ def _source(field: Any) -> str:
 
 
 def _rllib_names() -> str:
-    from fever.rllib import names
+    from fever.rllib.catalogue import names
 
     try:
         return "\n".join(f"rllib:{name}" for name in names())

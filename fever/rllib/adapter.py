@@ -24,7 +24,7 @@ from fever.envs.loop import make_envs
 from fever.envs.source import EnvContext, EnvSource
 from fever.envs.worker_count import choose_workers
 from fever.errors import FeverError, TrainingError
-from fever.rllib import require_rllib, silence
+from fever.rllib.catalogue import require_rllib, silence
 from fever.rllib.environment import MakeEnv, Spaces, called_as_by_rllib, look_at
 from fever.rllib.metrics import (
     NO_SECONDS,

@@ -17,8 +17,8 @@ import numpy as np
 from fever.config import RunConfig
 from fever.envs.source import EnvSource
 from fever.errors import FeverError
-from fever.rllib import require_rllib, silence
 from fever.rllib.adapter import rllib_config
+from fever.rllib.catalogue import require_rllib, silence
 from fever.rllib.environment import MakeEnv, Spaces, look_at
 from fever.rllib.settings import validated
 from fever.rllib.structure import unpack

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fever.config import RLLIB, RunConfig, validate
 from fever.envs.source import import_attribute
 from fever.errors import FeverError
-from fever.rllib import find_class, silence
+from fever.rllib.catalogue import find_class, silence
 from fever.rllib.legacy.old_names import OFF
 from fever.rllib.legacy.old_names import RLLIB as KNOWN
 from fever.rllib.legacy.old_names import RUN_SETTINGS as OWN_NAMES

@@ -22,8 +22,8 @@ import fever as library
 from fever.config import RunConfig
 from fever.envs.source import EnvContext, EnvSource, make_any
 from fever.errors import FeverError, TrainingError
-from fever.rllib import find_class, names
 from fever.rllib.adapter import RllibLearner, limit_torch_threads
+from fever.rllib.catalogue import find_class, names
 from fever.rllib.environment import Spaces, called_as_by_rllib, make_one
 from fever.rllib.play import Player
 from fever.rllib.settings import check_settings, default_config, describe, fill, split_settings

@@ -14,7 +14,7 @@ import fever as library
 from fever.config import RunConfig, load_yaml, validate
 from fever.envs.source import EnvSource
 from fever.errors import FeverError, TrainingError
-from fever.rllib import names
+from fever.rllib.catalogue import names
 from fever.rllib.environment import MakeEnv, look_at
 from fever.rllib.play import make_runner
 from fever.rllib.settings import known_part, split_settings

@@ -1,0 +1,96 @@
+"""The algorithms of the installed RLlib, found by looking into its package."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import logging
+import pkgutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from fever.config import RLLIB
+from fever.errors import FeverError
+from fever.training.logs import quiet_ray
+
+
+def require_rllib() -> None:
+    """Import RLlib, or say how to install it."""
+    try:
+        import ray.rllib  # noqa: F401
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise FeverError(
+            'algorithms of RLlib need PyTorch and RLlib; install them with: pip install "fever[rllib]"'
+        ) from error
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Keep what RLlib says to itself: where it matters, it says it again when there is a log to write it to."""
+    root = logging.getLogger()
+    before, root.handlers = root.handlers, [logging.NullHandler()]
+    try:
+        with quiet_ray(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        root.handlers = before
+
+
+def find_class(algo: str) -> Any:
+    """The algorithm's class: RLlib's own by its name, anybody's by module and name."""
+    require_rllib()
+    from ray.rllib.algorithms.algorithm import Algorithm
+
+    from fever.envs.source import import_attribute
+
+    module, _, name = algo.removeprefix(RLLIB).rpartition(":")
+    with silence():
+        found: Any = import_attribute(module, name) if module else _own(name)
+    if not (inspect.isclass(found) and issubclass(found, Algorithm)):
+        raise FeverError(f"{module}:{name} is not a subclass of RLlib's Algorithm")
+    return found
+
+
+def names() -> list[str]:
+    """All algorithms that the installed RLlib has."""
+    require_rllib()
+    return [name for package in _packages() for name in _algorithms(package)]
+
+
+def _own(name: str) -> Any:
+    """By the package that is named like the class: one import, not all of them."""
+    for package in _packages():
+        if package == name.lower() and name in (found := _algorithms(package)):
+            return found[name]
+    known = names()
+    close = {one.lower(): one for one in known}
+    match = difflib.get_close_matches(name.lower(), close, n=1)
+    hint = f"did you mean rllib:{close[match[0]]}? It" if match else "it"
+    raise FeverError(f"RLlib has no algorithm {name}; {hint} has: {', '.join(known)}")
+
+
+def _packages() -> list[str]:
+    import ray.rllib.algorithms
+
+    return [module.name for module in pkgutil.iter_modules(ray.rllib.algorithms.__path__) if module.ispkg]
+
+
+def _algorithms(package: str) -> dict[str, Any]:
+    """The algorithms that a package of RLlib's defines, by name."""
+    from ray.rllib.algorithms.algorithm import Algorithm
+
+    with silence():
+        module = importlib.import_module(f"ray.rllib.algorithms.{package}")
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if inspect.isclass(value)
+        and issubclass(value, Algorithm)
+        and value.__module__.startswith(module.__name__)
+        and value.__name__ == name  # no aliases
+    }
