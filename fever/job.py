@@ -30,6 +30,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fever import layout
 from fever.files import write_whole
 
 JOB = "FEVER_JOB"  # environment variable of the process that drives a job: its folder
@@ -135,8 +136,8 @@ class JobFolder:
     @property
     def saved(self) -> bool:
         """Whether the run has a checkpoint to go on from; a search, whether it has begun."""
-        checkpoints = self.path.parent / "checkpoints"
-        if (self.path.parent / "tune").is_dir():
+        checkpoints = self.path.parent / layout.CHECKPOINTS
+        if (self.path.parent / layout.TUNE).is_dir():
             return True
         return checkpoints.is_dir() and any(not name.startswith(".") for name in os.listdir(checkpoints))
 

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LAYERS = (  # from the ground up; a room may import its own layer and those below
-    ("errors", "files", "system", "signals", "job", "config", "text"),
+    ("errors", "files", "layout", "system", "signals", "job", "config", "text"),
     ("policy",),
     ("envs",),
     ("sampling",),

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fever import layout
 from fever.cli.jobs import Json
 from fever.errors import FeverError
 
@@ -66,7 +67,7 @@ def watch(
 
     found = Run.open(run, runs)
     chosen = found.checkpoint(checkpoint)
-    path = to or found.path / "videos" / f"{chosen.path.name}.{'mp4' if can_write_mp4() else 'gif'}"
+    path = to or found.path / layout.VIDEOS / f"{chosen.path.name}.{'mp4' if can_write_mp4() else 'gif'}"
     total = record(chosen, source_of(found), path, steps, seed)
     print(f"{path}: one episode, return {total:,.1f}")
 
@@ -148,7 +149,7 @@ def plot(
     from fever.runs.run import Run
 
     found = [Run.open(name, runs) for name in names]
-    print(plot(found, to or found[0].path / ("curves.png" if len(found) == 1 else "compared.png")))
+    print(plot(found, to or found[0].path / (layout.CURVES if len(found) == 1 else layout.COMPARED)))
 
 
 @commands.command()
@@ -163,7 +164,7 @@ def export(
     from fever.runs.run import Run
 
     found = Run.open(run, runs)
-    path = export(found.checkpoint(checkpoint), to or found.path / "exported_policy")
+    path = export(found.checkpoint(checkpoint), to or found.path / layout.EXPORTED)
     print(f"{path}: import it from {path.parent}, or copy it anywhere:")
     print(f"    from {path.name} import load; load().act(observation)")
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fever import layout
 from fever.errors import FeverError
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def run_as_rank(order: Order, target: Mpi) -> int:
         jobs.prepare(config, target, run, order.flags, number)
         jobs.remember(f"mpi-{number}", run)
 
-    return run_rank(JobFolder(run / "job"), target, rank, prepare)
+    return run_rank(JobFolder(run / layout.JOB), target, rank, prepare)
 
 
 def run_as_job(order: Order, target: Batch) -> int:
@@ -88,7 +89,7 @@ def run_as_job(order: Order, target: Batch) -> int:
     refuse_existing(order, run)
     own = target.modules or target.conda or target.venv or target.shell  # an environment that only the job has
     check(order.config, environment=not own)
-    log = run / "job" / "log.txt"
+    log = run / layout.JOB / "log.txt"
     place = log.stat().st_size if log.exists() else 0  # a run that goes on has a log already
     job = jobs.submit(order.config, target, run, order.flags)
     print(f"submitted {job.name}: {run}", file=sys.stderr)
@@ -158,7 +159,7 @@ def refuse_existing(order: Order, run: Path) -> None:
 
     if order.run is not None:
         return
-    if (run / "config.yaml").exists():
+    if (run / layout.CONFIG).exists():
         other = f"{resume_words(run)} --on {order.on}"
         raise FeverError(f"{run} exists already; choose another --name, or go on with: {other}")
     refuse_busy(run)

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
+from fever import layout
 from fever.errors import FeverError
 from fever.launch.clusters.link import UNKNOWN, Down, Link, connect
 from fever.launch.clusters.ray_jobs import ApiError
@@ -138,13 +139,13 @@ class LiveScreen(Screen):
         from fever.runs.run import Run
 
         run = Run(self.job.run)
-        if not self.started and (run.path / "metrics.jsonl").is_file():
+        if not self.started and (run.path / layout.METRICS).is_file():
             self.started = True
             self.display.start(run.config, run.path)
         if not self.started:
             super().show()
             return
-        lines, self.rows = read_more(run.path / "metrics.jsonl", self.rows)
+        lines, self.rows = read_more(run.path / layout.METRICS, self.rows)
         for line in lines:
             self.display.update(json.loads(line))
 
@@ -177,7 +178,7 @@ def read_more(path: Path, place: int) -> tuple[list[str], int]:
 def summary_of(job: Job) -> dict[str, Any] | None:
     """How a job's run ended, with the directory that it has here."""
     try:
-        return {**json.loads((job.run / "summary.json").read_text()), "run": str(job.run)}
+        return {**json.loads((job.run / layout.SUMMARY).read_text()), "run": str(job.run)}
     except (OSError, ValueError):
         return None
 

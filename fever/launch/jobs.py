@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fever import layout
 from fever.config import RunConfig
 from fever.errors import FeverError
 from fever.job import CONTINUED, JobFolder, records
@@ -42,13 +43,13 @@ class Job:
 
     @property
     def meeting(self) -> JobFolder:
-        return JobFolder(self.run / "job")
+        return JobFolder(self.run / layout.JOB)
 
     @property
     def facts(self) -> dict[str, Any]:
         """What was written when it was submitted."""
         try:
-            return json.loads((self.run / "job" / "job.json").read_text())
+            return json.loads((self.run / layout.JOB / "job.json").read_text())
         except (OSError, ValueError):
             return {"kind": self.name.partition("-")[0], "id": self.name.partition("-")[2], "submitted": 0.0}
 
@@ -98,7 +99,7 @@ def list_jobs(gone: bool = False) -> list[Job]:
         with suppress(OSError, ValueError, KeyError):  # a name that was only claimed, a file that was damaged
             job = Job(path.stem, Path(json.loads(path.read_text())["run"]))
             latest.pop(job.run, None)
-            if (job.run / "job").is_dir() is not gone:
+            if (job.run / layout.JOB).is_dir() is not gone:
                 latest[job.run] = job
     return list(latest.values())
 
@@ -134,7 +135,7 @@ def ended(job: Job) -> tuple[str, str]:
     code = job.code
     if code == CONTINUED and job.facts.get("target", {}).get("requeue"):
         with suppress(OSError):  # its script hands it in again right now, under another number perhaps
-            if time.time() - (job.run / "job" / "exit.json").stat().st_mtime < REQUEUE_SECONDS:
+            if time.time() - (job.run / layout.JOB / "exit.json").stat().st_mtime < REQUEUE_SECONDS:
                 return QUEUED, "about to go on"
     if code is not None:
         return ENDED, f"exit code {code}"
@@ -169,7 +170,7 @@ def _pbs_state(job: Job) -> tuple[str, str]:
 def _mpi_state(job: Job) -> tuple[str, str]:
     if job.code is not None or job.meeting.read_text("alive") is None:
         return ended(job)
-    silent = time.time() - (job.run / "job" / "alive").stat().st_mtime
+    silent = time.time() - (job.run / layout.JOB / "alive").stat().st_mtime
     return (RUNNING, "") if silent < LOST_SECONDS else (ENDED, "was killed")
 
 
@@ -212,7 +213,7 @@ def prepare(
     """
     from fever.runs.run import to_yaml
 
-    meeting = JobFolder(run / "job")
+    meeting = JobFolder(run / layout.JOB)
     try:
         meeting.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -220,8 +221,8 @@ def prepare(
     where = {"runs": runs or str(run.parent), "name": run.name}
     text = to_yaml(config.model_copy(update=where))
     meeting.write_text("run.yaml", text)
-    if (run / "config.yaml").is_file():  # it goes on, with the stop rules that were given now
-        JobFolder(run).write_text("config.yaml", text)
+    if (run / layout.CONFIG).is_file():  # it goes on, with the stop rules that were given now
+        JobFolder(run).write_text(layout.CONFIG, text)
     facts = {"kind": target.kind, "id": number, "submitted": time.time(), "flags": flags}
     meeting.write("job.json", {**facts, "target": target.model_dump(mode="json")}, mode=0o600)  # has its variables
     return meeting
@@ -244,7 +245,7 @@ def undo_for(run: Path) -> Callable[[], None]:
     """What puts a run directory back to how it is now, or away if there is none, should a submission fail."""
     if not run.exists():
         return lambda: discard(run)
-    names = ("config.yaml", *(f"job/{name}" for name in ("job.json", "run.yaml", "exit.json", "script.sh")))
+    names = (layout.CONFIG, *(f"{layout.JOB}/{name}" for name in ("job.json", "run.yaml", "exit.json", "script.sh")))
     before = {name: (run / name).read_bytes() if (run / name).is_file() else None for name in names}
 
     def undo() -> None:
@@ -254,7 +255,7 @@ def undo_for(run: Path) -> Callable[[], None]:
             else:
                 (run / name).write_bytes(content)
         with suppress(OSError):  # it has more in it than was made now
-            (run / "job").rmdir()
+            (run / layout.JOB).rmdir()
 
     return undo
 
@@ -268,7 +269,7 @@ def discard(run: Path) -> None:
 
 def script_for(target: Batch, run: Path) -> str:
     """The script of a run's job, submitted from here with this Python."""
-    return render(target, run.name, Path.cwd(), run / "job", sys.executable)
+    return render(target, run.name, Path.cwd(), run / layout.JOB, sys.executable)
 
 
 def submit(config: RunConfig, target: Batch, run: Path, flags: list[str]) -> Job:

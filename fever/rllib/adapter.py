@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from fever import layout
 from fever.algos.base import Iteration, Place, State
 from fever.config import RunConfig
 from fever.envs.loop import make_envs
@@ -122,7 +123,7 @@ class RllibLearner:
             limit_torch_threads(self.rllib, self.spaces)
             register_env(self.name, MakeEnv(self.source, place.workdir, search_path()))
             self.rllib.debugging(seed=self.config.seed + place.generation * SEEDS_APART)
-            with errors_to(place.workdir.parent / "log.txt"):  # Ray's C++ part has remarks
+            with errors_to(place.workdir.parent / layout.LOG):  # Ray's C++ part has remarks
                 self.algorithm = self._build()
                 if self.checkpoint is not None:
                     self._go_on(self.checkpoint)

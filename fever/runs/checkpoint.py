@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fever import layout
 from fever.config import Stop
 from fever.errors import FeverError
 from fever.files import sha256
@@ -37,7 +38,7 @@ class Checkpoint:
     @property
     def files(self) -> Path:
         """Folder of what a learner keeps in files of its own; not there for most."""
-        return self.path / "files"
+        return self.path / layout.FILES
 
     def met(self, stop: Stop) -> str:
         """The stop rule that the run had met here, or nothing."""
@@ -79,7 +80,7 @@ class Checkpoint:
 
         self.verify()
         try:
-            with safe_open(self.path / "arrays.safetensors", framework="numpy") as file:
+            with safe_open(self.path / layout.ARRAYS, framework="numpy") as file:
                 names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118 - not a dictionary
                 return {name.removeprefix(prefix): file.get_tensor(name) for name in names}
         except SafetensorError as error:

@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fever import layout
+
 
 def _table() -> list[int]:
     """Of CRC-32C, byte by byte."""
@@ -31,7 +33,7 @@ class EventWriter:
     """One event file in a folder."""
 
     def __init__(self, folder: Path) -> None:
-        name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
+        name = f"{layout.EVENTS}.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
         self.file = open(folder / name, "ab", buffering=0)  # noqa: SIM115 - open as long as the run is
         self._record(_double(1, time.time()) + _bytes(3, b"brain.Event:2"))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 import fever.policy
+from fever import layout
 from fever.errors import FeverError
 from fever.runs.checkpoint import Checkpoint
 
@@ -40,7 +41,7 @@ def export(checkpoint: Checkpoint, target: Path) -> Path:
     if target.exists():
         raise FeverError(f"{target} exists already; choose another with --to")
     if "rllib" in checkpoint.manifest["policy"]:
-        weights = checkpoint.path / "arrays.safetensors"
+        weights = checkpoint.path / layout.ARRAYS
         raise FeverError(f"a network of RLlib's does not act with NumPy alone; its weights, by name, are in {weights}")
     policy = checkpoint.policy()
     partial = target.with_name(f".{name}.partial")

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fever import layout
 from fever.errors import FeverError
 from fever.runs.run import Run
 from fever.text import PHASES
@@ -18,8 +19,10 @@ def plot(runs: list[Run], path: Path) -> Path:
     """Draw return, speed and learning curves of one or more runs over environment steps."""
     curves = [run.curves() for run in runs]
     for run, curve in zip(runs, curves, strict=True):
-        if not curve and (run.path / "trials").is_dir():
-            raise FeverError(f"{run.path} is a search: its picture is search.png in it, its runs are in trials/")
+        if not curve and (run.path / layout.TRIALS).is_dir():
+            raise FeverError(
+                f"{run.path} is a search: its picture is {layout.PICTURE} in it, its runs are in {layout.TRIALS}/"
+            )
         if not curve:
             raise FeverError(f"{run.path} has no metrics yet")
     import matplotlib

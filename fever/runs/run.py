@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fever import layout
 from fever.config import RunConfig, Stop, is_rllib, load_yaml, validate
 from fever.errors import FeverError
 from fever.files import (
@@ -65,8 +66,8 @@ class Run:
             ) from None
         except OSError as error:
             raise FeverError(f"{run.path} cannot be made: {error.strerror}") from error
-        write_atomically(run.path / "config.yaml", text)
-        write_atomically(run.path / "facts.json", json.dumps(facts, indent=2) + "\n")
+        write_atomically(run.path / layout.CONFIG, text)
+        write_atomically(run.path / layout.FACTS, json.dumps(facts, indent=2) + "\n")
         return run
 
     @classmethod
@@ -79,7 +80,7 @@ class Run:
                 raise FeverError(f"there is no run in {runs}")
             return found[-1]
         for path in (Path(where).expanduser(), runs / where):
-            if (path / "config.yaml").is_file():
+            if (path / layout.CONFIG).is_file():
                 return cls(path)
         names = ", ".join(run.path.name for run in list_runs(runs)[-5:])
         raise FeverError(f"there is no run {where}" + (f"; the latest in {runs} are: {names}" if names else ""))
@@ -87,7 +88,7 @@ class Run:
     @property
     def job(self) -> Path:
         """The folder of the job that trains this run, if one does."""
-        return self.path / "job"
+        return self.path / layout.JOB
 
     @property
     def only_job(self) -> bool:
@@ -113,30 +114,30 @@ class Run:
 
     def write_config(self, config: RunConfig) -> None:
         """Write the resolved configuration; `fever train -f` runs it again."""
-        write_atomically(self.path / "config.yaml", to_yaml(config))
+        write_atomically(self.path / layout.CONFIG, to_yaml(config))
 
     @property
     def config(self) -> RunConfig:
-        return validate(RunConfig, load_yaml(self.path / "config.yaml"), str(self.path / "config.yaml"))
+        return validate(RunConfig, load_yaml(self.path / layout.CONFIG), str(self.path / layout.CONFIG))
 
     @property
     def facts(self) -> dict[str, Any]:
         """Versions and git state of the run's start."""
-        return read_json(self.path / "facts.json")
+        return read_json(self.path / layout.FACTS)
 
     @property
     def summary(self) -> dict[str, Any] | None:
         """How the run ended, or None: it is still running, or it was killed."""
-        return read_json(self.path / "summary.json") if (self.path / "summary.json").is_file() else None
+        return read_json(self.path / layout.SUMMARY) if (self.path / layout.SUMMARY).is_file() else None
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        write_atomically(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+        write_atomically(self.path / layout.SUMMARY, json.dumps(summary, indent=2) + "\n")
 
     # one writer at a time
 
     def lock(self) -> None:
         """Claim the directory for this process until `close`."""
-        self._lock = open(self.path / "lock", "a+")  # noqa: SIM115 - held as long as the run trains
+        self._lock = open(self.path / layout.LOCK, "a+")  # noqa: SIM115 - held as long as the run trains
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -152,7 +153,7 @@ class Run:
     def running(self) -> bool:
         """Whether a process on this machine is training it."""
         try:
-            with open(self.path / "lock") as file:
+            with open(self.path / layout.LOCK) as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 return False
         except BlockingIOError:
@@ -179,7 +180,7 @@ class Run:
     def log(self, row: dict[str, Any]) -> None:
         """Append one row of metrics; it is in the file when this returns."""
         if self._metrics is None:
-            self._metrics = open_to_append(self.path / "metrics.jsonl")
+            self._metrics = open_to_append(self.path / layout.METRICS)
         self._metrics.write(json.dumps(_plain(row)) + "\n")
         self._metrics.flush()
         self._board = self._board or EventWriter(self.path)
@@ -189,21 +190,21 @@ class Run:
     def log_episodes(self, rows: list[dict[str, Any]]) -> None:
         """Append one row per finished episode."""
         if self._episodes is None:
-            self._episodes = open_to_append(self.path / "episodes.jsonl")
+            self._episodes = open_to_append(self.path / layout.EPISODES)
         self._episodes.write("".join(json.dumps(_plain(row)) + "\n" for row in rows))
         self._episodes.flush()
 
     def metrics(self) -> list[dict[str, Any]]:
         """All rows in order. Rows that a resumed run made again replace those it had made before it was killed."""
-        return newest(read_lines(self.path / "metrics.jsonl"), "iteration")
+        return newest(read_lines(self.path / layout.METRICS), "iteration")
 
     def last_row(self) -> dict[str, Any]:
         """The last row of metrics, from the file's end alone; empty if there is none."""
-        return last_line(self.path / "metrics.jsonl")
+        return last_line(self.path / layout.METRICS)
 
     def episodes(self) -> list[dict[str, Any]]:
         """All finished episodes in order, without those of a course that a resumed run has left."""
-        return newest(read_lines(self.path / "episodes.jsonl"), "episode")
+        return newest(read_lines(self.path / layout.EPISODES), "episode")
 
     def curves(self) -> dict[str, np.ndarray]:
         """Every metric as an array over iterations; NaN where a row lacks it."""
@@ -227,23 +228,23 @@ class Run:
         """
         from safetensors.numpy import save_file
 
-        folder = self.path / "checkpoints"
+        folder = self.path / layout.CHECKPOINTS
         target = folder / f"{manifest['iteration']:08d}"
         partial = folder / f".partial-{os.getpid()}"
         for left in (*folder.glob(".partial-*"), *folder.glob(".dropped-*")):  # by a process that was killed
             shutil.rmtree(left, ignore_errors=True)
         partial.mkdir(parents=True)
-        file = partial / "arrays.safetensors"
+        file = partial / layout.ARRAYS
         save_file({name: np.array(array, order="C") for name, array in arrays.items()}, file)
         if save_files is not None:
-            (partial / "files").mkdir()
-            save_files(partial / "files")
+            (partial / layout.FILES).mkdir()
+            save_files(partial / layout.FILES)
         written = sorted(path for path in partial.rglob("*") if path.is_file())
         for path in written:
             flush_to_disk(path)
         hashes = {str(path.relative_to(partial)): sha256(path) for path in written}
         manifest = {"format": FORMAT, **manifest, "sha256": hashes}
-        write_atomically(partial / "manifest.json", json.dumps(manifest, indent=2) + "\n")
+        write_atomically(partial / layout.MANIFEST, json.dumps(manifest, indent=2) + "\n")
         later = [_set_aside(path) for path in reversed(self._folders()) if path.name >= target.name]
         partial.rename(target)
         for path in (*later, *self._prune(keep)):
@@ -257,24 +258,26 @@ class Run:
         return [_set_aside(one.path) for one in found[:-keep] if best is None or one.path != best.path]
 
     def _folders(self) -> list[Path]:
-        return sorted((self.path / "checkpoints").glob("[0-9]*"))
+        return sorted((self.path / layout.CHECKPOINTS).glob("[0-9]*"))
 
     def checkpoints(self) -> list[Checkpoint]:
         """All complete checkpoints, oldest first."""
         found = []
         for path in self._folders():
             try:
-                found.append(Checkpoint(path, read_json(path / "manifest.json")))
+                found.append(Checkpoint(path, read_json(path / layout.MANIFEST)))
             except FeverError:
-                if (path / "manifest.json").exists():
+                if (path / layout.MANIFEST).exists():
                     raise
         return found
 
     def checkpoint(self, which: Literal["last", "best"] | str = "last") -> Checkpoint:
         """The last one, the one with the best score, or one by its number."""
         found = self.checkpoints()
-        if not found and (self.path / "trials").is_dir():
-            raise FeverError(f"{self.path} is a search; name one of its runs, for example {self.path}/trials/0001")
+        if not found and (self.path / layout.TRIALS).is_dir():
+            raise FeverError(
+                f"{self.path} is a search; name one of its runs, for example {self.path / layout.TRIALS}/0001"
+            )
         if not found:
             raise FeverError(f"{self.path} has no checkpoint yet")
         chosen: Checkpoint | None
@@ -314,13 +317,13 @@ def list_runs(runs: Path) -> list[Run]:
     """All runs in a folder, the oldest first."""
     if not runs.is_dir():
         return []
-    paths = [path for path in runs.iterdir() if (path / "config.yaml").is_file()]
+    paths = [path for path in runs.iterdir() if (path / layout.CONFIG).is_file()]
     return [Run(path) for path in sorted(paths, key=_begun)]
 
 
 def _begun(path: Path) -> float:
     """When a run was begun; a copy that is not whole, or a run killed at once, may lack what says so."""
-    for name in ("facts.json", "config.yaml"):
+    for name in (layout.FACTS, layout.CONFIG):
         with suppress(OSError):
             return (path / name).stat().st_mtime
     return 0.0

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fever import layout
 from fever.config import RunConfig
 from fever.envs.source import EnvSource
 from fever.errors import FeverError
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from fever.algos.base import Iteration
     from fever.sampling.workers import Pool
 
-REPLAY = "replay"  # folder of the replay buffer in a run directory
 REPLAY_SHARE = 0.05  # of the time may go into saving it
 
 
@@ -140,7 +140,7 @@ class Trainer:
     def _train(self, run: Run) -> str:
         """Start the workers and iterate; returns why it stopped, with the state saved."""
         run.lock()
-        with log_to_file(run.path / "log.txt"):
+        with log_to_file(run.path / layout.LOG):
             if self.resuming:
                 self._restore(run)
             logging.info("training %s with %s", self.source.name, self.config.algo)
@@ -148,7 +148,7 @@ class Trainer:
                 pool = self._start(run)
             if self.resuming:  # nothing can be refused any more
                 run.write_config(self.config)
-            (run.path / "summary.json").unlink(missing_ok=True)
+            (run.path / layout.SUMMARY).unlink(missing_ok=True)
             self.display.start(self.config, run.path)
             try:
                 return self._loop(run, pool)
@@ -172,14 +172,14 @@ class Trainer:
             self.display.message(f"starting Ray{workers}")
             if is_elastic():
                 try_everywhere(connect(count), self.prepared.source)
-        place = Place(self.source, run.path.resolve() / "work", self.generation, self.config.gpus_per_worker)
+        place = Place(self.source, run.path.resolve() / layout.WORK, self.generation, self.config.gpus_per_worker)
         self.pool = pool = self.learner.start(place)
         if self.prepared.all_cores is not None:
             pool.follow(self.prepared.all_cores)
         if pool.description:
             self.display.message(pool.description)
-        if self.resuming and (run.path / REPLAY).is_dir():
-            pool.restore(run.path / REPLAY)
+        if self.resuming and (run.path / layout.REPLAY).is_dir():
+            pool.restore(run.path / layout.REPLAY)
         return pool
 
     def _close(self, run: Run) -> None:
@@ -189,7 +189,7 @@ class Trainer:
         self.display.stop()
         try:
             if self.pool is not None:
-                with log_to_file(run.path / "log.txt"):
+                with log_to_file(run.path / layout.LOG):
                     self._close_pool(self.pool)
         finally:
             run.close()
@@ -210,7 +210,7 @@ class Trainer:
 
     def _note_failure(self, run: Run, error: Exception) -> None:
         """Leave nothing behind if nothing was learned; otherwise record the failure and say how to go on."""
-        work = run.path / "work"
+        work = run.path / layout.WORK
         if self.resuming is None and self.iteration == 0:
             if any(path.is_file() for path in work.rglob("*")):  # logs of a simulator, perhaps: why it failed
                 self.display.message(f"what the environments wrote is kept: {work}")
@@ -326,7 +326,7 @@ class Trainer:
         """Keep what the pool has gathered, one copy, so rarely that it takes little of the time."""
         assert self.pool is not None
         began = time.monotonic()
-        self.pool.save(run.path / REPLAY)
+        self.pool.save(run.path / layout.REPLAY)
         now = time.monotonic()
         self.replay_due = now + (now - began) / REPLAY_SHARE
         self.seconds["checkpoints"] += now - began

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fever import layout
 from fever.config import RunConfig
 from fever.files import open_to_append, write_atomically
 from fever.runs.run import to_yaml
@@ -100,6 +101,6 @@ def summarise(path: Path, config: RunConfig, records: list[Record], reason: str)
         "stopped_early": states[STOPPED],
         "steps": sum(one.steps for one in records),
         "best": best and {"trial": best.number, "score": best.score, "settings": best.settings},
-        "best_file": str(path / "best.yaml") if best else None,
-        "picture": str(path / "search.png") if any(one.over for one in records) else None,
+        "best_file": str(path / layout.BEST) if best else None,
+        "picture": str(path / layout.PICTURE) if any(one.over for one in records) else None,
     }

@@ -14,9 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fever import layout
 from fever.files import read_json
 
-LEFT_OUT = ("work", "replay", "lock")  # of a run directory: environments' own files, and what can be gathered again
+LEFT_OUT = (
+    layout.WORK,
+    layout.REPLAY,
+    layout.LOCK,
+)  # of a run directory: environments' own files, and what can be gathered again
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fever import layout
 from fever.config import DEFAULT_STEPS, NetworkSettings, RunConfig, Search, Stop, is_rllib
 from fever.envs.source import EnvContext, EnvSource, make_any
 from fever.errors import FeverError, TrainingError
@@ -79,8 +80,8 @@ class Study:
         interrupts = Interrupts()
         reason = "trials"
         try:
-            with quiet(run.path / "log.txt"):
-                (run.path / "summary.json").unlink(missing_ok=True)
+            with quiet(run.path / layout.LOG):
+                (run.path / layout.SUMMARY).unlink(missing_ok=True)
                 run.write_config(self.config)  # which has changed if a search goes on with other stop rules
                 busy = CoresBusy()
                 try:
@@ -89,7 +90,7 @@ class Study:
                 except KeyboardInterrupt:
                     reason = interrupts.reason
                 except Exception as error:
-                    begun = self.resuming is not None or (run.path / "tune").exists()
+                    begun = self.resuming is not None or (run.path / layout.TUNE).exists()
                     if begun or isinstance(error, TrainingError):
                         self._write(run, "failed", before + time.monotonic() - began, busy.share())
                     else:
@@ -128,7 +129,7 @@ class Study:
         from fever.tune.tuner import make_tuner
         from fever.tune.watch import Watcher
 
-        watcher = Watcher(self.space, run.path / "trials.jsonl", self.display, interrupts)
+        watcher = Watcher(self.space, run.path / layout.TRIALS_TABLE, self.display, interrupts)
         slots = max(1, int(cluster.cores) // self.cores)
         with environment({**TUNE_SETTINGS, "TUNE_MAX_PENDING_TRIALS_PG": str(max(2, slots))}):
             try:
@@ -143,11 +144,11 @@ class Study:
     def _finish(self, run: Run, reason: str, seconds: float, busy: float | None) -> dict[str, Any]:
         """Write what was found, and say so."""
         if reason == "trials":
-            for copy in (run.path / "tune").glob("*/checkpoint_*"):  # nobody will go on from them
+            for copy in (run.path / layout.TUNE).glob("*/checkpoint_*"):  # nobody will go on from them
                 shutil.rmtree(copy)
         summary = self._write(run, reason, seconds, busy)
         if summary["stop_reason"] == "failed":
-            found = list(records.read(run.path / "trials.jsonl").values())
+            found = list(records.read(run.path / layout.TRIALS_TABLE).values())
             raise TrainingError(
                 f"all {len(found)} trials failed, most of them so: {records.commonest_error(found)} "
                 f"(all are in {run.path / 'trials.jsonl'})"
@@ -158,17 +159,17 @@ class Study:
     def _write(self, run: Run, reason: str, seconds: float, busy: float | None) -> dict[str, Any]:
         """Write the best settings, the picture and the summary, and return that; it says `failed` if no trial has a
         score."""
-        found = list(records.read(run.path / "trials.jsonl").values())
+        found = list(records.read(run.path / layout.TRIALS_TABLE).values())
         best = records.best_of(found)
         failed = reason == "trials" and best is None
         summary = records.summarise(run.path, self.config, found, "failed" if failed else reason)
         summary |= {"seconds": round(seconds, 3), "cores_busy": busy}
         if best is not None:
-            records.write_best(run.path / "best.yaml", self.config, best)
+            records.write_best(run.path / layout.BEST, self.config, best)
         if found:
             from fever.tune.picture import draw
 
-            draw(found, self.space, f"{self.config.env} · {self.config.algo}", run.path / "search.png")
+            draw(found, self.space, f"{self.config.env} · {self.config.algo}", run.path / layout.PICTURE)
         run.write_summary(summary)
         return summary
 
@@ -196,10 +197,12 @@ def may_resume(run: Run, trust: bool) -> bool:
     """Whether Ray Tune has left a state to go on from; refuse to read it, and trials of RLlib's, unless trusted."""
     if (run.summary or {}).get("stop_reason") == "trials":
         raise FeverError(f"{run.path} has run all its trials; its best settings are in {run.path / 'best.yaml'}")
-    resumable = (run.path / "tune" / "tuner.pkl").is_file()
-    left = any(run.path.glob("trials/*/checkpoints/*/files"))  # trials go on from them, also in a search begun anew
+    resumable = (run.path / layout.TUNE / "tuner.pkl").is_file()
+    left = any(
+        run.path.glob(f"{layout.TRIALS}/*/{layout.CHECKPOINTS}/*/{layout.FILES}")
+    )  # trials go on from them, also in a search begun anew
     if (resumable or left) and not trust and current_job() is None:  # a job that goes on by itself has written them
-        whose, where = ("Ray Tune", run.path / "tune") if resumable else ("RLlib", run.path / "trials")
+        whose, where = ("Ray Tune", run.path / layout.TUNE) if resumable else ("RLlib", run.path / layout.TRIALS)
         raise FeverError(
             f"going on with a search reads {whose}'s pickles in {where}, which can run any program; "
             "if you know where they come from, add --trust"

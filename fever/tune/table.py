@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
+from fever import layout
 from fever.config import RunConfig
 from fever.text import figure, format_duration
 from fever.training.display import for_audience
@@ -166,7 +167,9 @@ def closing_lines(summary: dict[str, Any]) -> list[str]:
     lines = [f"{'done' if complete else 'interrupted'}: {counts} in {format_duration(summary['seconds'])}"]
     if best is not None:
         lines.append(f"best: trial {best['trial']}, score {figure(best['score'])}: {settings_text(best['settings'])}")
-        lines.append(f"picture: {summary['picture']}   table: {run}/trials.jsonl   settings: {summary['best_file']}")
+        lines.append(
+            f"picture: {summary['picture']}   table: {run}/{layout.TRIALS_TABLE}   settings: {summary['best_file']}"
+        )
     if not complete:
         lines.append(f"next: fever resume {run} --trust  (it reads Ray Tune's pickles)")
     elif best is not None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fever import layout
 from fever.config import RunConfig, is_rllib
 from fever.envs.source import EnvSource
 from fever.errors import FeverError, TrainingError
@@ -35,7 +36,7 @@ SEND_SECONDS = 20.0  # between two times that a trial on another machine sends i
 PERTURBATIONS = 8  # parts of a trial's budget, at the end of each of which it may be copied or go on from a copy
 COPY_SECONDS = 0.2  # between checkpoints, where there are copies
 ENDED = ("reward", "steps", "iterations", "time")  # stop reasons of a run that needs no more
-HISTORY = ("metrics.jsonl", "episodes.jsonl")  # what a copy of a run has besides a checkpoint
+HISTORY = (layout.METRICS, layout.EPISODES)  # what a copy of a run has besides a checkpoint
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Plan:
         more: dict[str, Any] = {
             "settings": {**self.config.settings, **settings},
             "seed": self.config.seed + index,
-            "runs": str(root / "trials"),
+            "runs": str(root / layout.TRIALS),
             "name": run_name(number, self.config.seed + index if index else None),
         }
         if self.copies:
@@ -134,7 +135,7 @@ class Trial(QuietDisplay):
         from fever.training import trainer
 
         config = self.plan.run_config(self.number, self.settings, index, self.folder.root)
-        name = f"trials/{config.name}"
+        name = f"{layout.TRIALS}/{config.name}"
         run = self._left(self.folder.fetch(name), config)
         self.course = Course(config.stop)
         self.reported_share = 0.0
@@ -158,7 +159,7 @@ class Trial(QuietDisplay):
 
     def _left(self, path: Path, config: RunConfig) -> Run | None:
         """The run that an interrupted search has left here, if it is this one; otherwise it is removed."""
-        if not (path / "config.yaml").is_file():
+        if not (path / layout.CONFIG).is_file():
             shutil.rmtree(path, ignore_errors=True)
             return None
         run = Run(path)
@@ -209,7 +210,7 @@ class Trial(QuietDisplay):
             raise KeyboardInterrupt
         if self.folder.keeper is not None and now - self.sent >= SEND_SECONDS:
             self.sent = now
-            self.folder.send(f"trials/{run_name(self.number, self._seed())}")
+            self.folder.send(f"{layout.TRIALS}/{run_name(self.number, self._seed())}")
 
     def _wants_checkpoint(self, course: Course) -> bool:
         """Whether the trainer is to save before the next report, because others may go on from there: it does so when
@@ -248,18 +249,18 @@ class Trial(QuietDisplay):
 
     def copy(self, name: str) -> bool:
         """Keep a copy of where this trial stands under a name; False if there is no checkpoint yet."""
-        path = self.folder.root / "trials" / run_name(self.number)
+        path = self.folder.root / layout.TRIALS / run_name(self.number)
         found = Run(path).checkpoints()
         if not found:
             return False
         target = self.folder.root / name
         shutil.rmtree(target, ignore_errors=True)
-        shutil.copytree(found[-1].path, target / "checkpoints" / found[-1].path.name)
+        shutil.copytree(found[-1].path, target / layout.CHECKPOINTS / found[-1].path.name)
         for file in HISTORY:
             if (path / file).is_file():
                 shutil.copy(path / file, target / file)
         origin = {"copy": name, "trial": self.number, "steps": found[-1].manifest["steps"]}
-        write_atomically(target / "origin.json", json.dumps(origin) + "\n")
+        write_atomically(target / layout.ORIGIN, json.dumps(origin) + "\n")
         self.folder.send(name)
         return True
 
@@ -267,26 +268,26 @@ class Trial(QuietDisplay):
         """Go on from another trial's copy, with this trial's settings; from its own files if the copy is its own, is
         gone, or was taken already."""
         copy = self.folder.fetch(name)
-        if not (copy / "origin.json").is_file():
+        if not (copy / layout.ORIGIN).is_file():
             logging.warning("trial %d goes on from its own checkpoint: %s is gone", self.number, name)
             return
-        origin = read_json(copy / "origin.json")
+        origin = read_json(copy / layout.ORIGIN)
         copied = self._copied()
         if origin["trial"] == self.number or origin["copy"] in [one["copy"] for one in copied]:
             return
         config = self.plan.run_config(self.number, self.settings, 0, self.folder.root)
-        path = self.folder.fetch(f"trials/{config.name}")
-        run = Run(path) if (path / "config.yaml").is_file() else Run.create(config, facts())
-        for part in ("checkpoints", *HISTORY, "summary.json"):
+        path = self.folder.fetch(f"{layout.TRIALS}/{config.name}")
+        run = Run(path) if (path / layout.CONFIG).is_file() else Run.create(config, facts())
+        for part in (layout.CHECKPOINTS, *HISTORY, layout.SUMMARY):
             shutil.rmtree(path / part, ignore_errors=True)
             (path / part).unlink(missing_ok=True)
-        shutil.copytree(copy, path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("origin.json"))
+        shutil.copytree(copy, path, dirs_exist_ok=True, ignore=shutil.ignore_patterns(layout.ORIGIN))
         run.write_config(config)
-        write_atomically(path / "copied.json", json.dumps({"list": [*copied, origin]}) + "\n")
-        self.folder.send(f"trials/{config.name}")
+        write_atomically(path / layout.COPIED, json.dumps({"list": [*copied, origin]}) + "\n")
+        self.folder.send(f"{layout.TRIALS}/{config.name}")
 
     def _copied(self) -> list[dict[str, Any]]:
         """The copies that this trial has gone on from, the first one first."""
         if not self.plan.copies:
             return []
-        return read_list(self.folder.root / "trials" / run_name(self.number) / "copied.json")
+        return read_list(self.folder.root / layout.TRIALS / run_name(self.number) / layout.COPIED)

@@ -12,6 +12,7 @@ from ray import tune
 from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
 from ray.tune.search.basic_variant import BasicVariantGenerator
 
+from fever import layout
 from fever.runs.run import Run
 from fever.sampling.ray_cluster import Cluster
 from fever.sampling.workers import search_path
@@ -56,7 +57,7 @@ def make_tuner(study: Study, run: Run, plan: Plan, cluster: Cluster, watcher: Wa
 
         send_to_root("optuna")
     if study.resumable:
-        tuner = tune.Tuner.restore(str(plan.store.root / "tune"), trainable, param_space=space)
+        tuner = tune.Tuner.restore(str(plan.store.root / layout.TUNE), trainable, param_space=space)
         assert tuner._local_tuner is not None
         tuner._local_tuner.get_run_config().callbacks = [watcher]  # the one it has kept belongs to an ended process
         return tuner
@@ -84,7 +85,7 @@ def make_tuner(study: Study, run: Run, plan: Plan, cluster: Cluster, watcher: Wa
             trial_dirname_creator=name,
         ),
         run_config=tune.RunConfig(
-            name="tune",
+            name=layout.TUNE,
             storage_path=str(plan.store.root),
             callbacks=[watcher],
             checkpoint_config=tune.CheckpointConfig(num_to_keep=COPIES_KEPT, checkpoint_at_end=False),

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from fever import layout
 from fever.errors import FeverError
 from fever.launch.clusters.link import Link
 from fever.launch.clusters.package import pack
@@ -69,9 +70,9 @@ class JobsOnly(Link):
             self._write_log(job, job.run)
 
     def _write_log(self, job: Job, run: Path) -> None:
-        (run / "job").mkdir(parents=True, exist_ok=True)
+        (run / layout.JOB).mkdir(parents=True, exist_ok=True)
         with suppress(ApiError):  # a Ray that was started anew does not know it
-            (run / "job" / "log.txt").write_text(self.jobs.logs(job.facts["id"]))
+            (run / layout.JOB / "log.txt").write_text(self.jobs.logs(job.facts["id"]))
 
 
 class Exchange(io.BytesIO):

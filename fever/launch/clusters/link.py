@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Self
 
+from fever import layout
 from fever.errors import FeverError
 from fever.launch.clusters.ray_jobs import OVER, RayJobs
 from fever.launch.clusters.ssh import Call, Unreachable
@@ -72,8 +73,8 @@ class Link:
         own files come only after the job's end.
         """
         facts, over, folder = job.facts, job.code is not None, to or job.run
-        (folder / "job").mkdir(parents=True, exist_ok=True)
-        latest = folder / "job" / ".mirror"  # by whom the folder was last changed
+        (folder / layout.JOB).mkdir(parents=True, exist_ok=True)
+        latest = folder / layout.JOB / ".mirror"  # by whom the folder was last changed
         with open(latest, "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             mirror = self.mirror(folder, facts["there"])

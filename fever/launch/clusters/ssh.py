@@ -34,6 +34,7 @@ PACKAGES = ("fever", "fever.launch", "fever.launch.on_host")
 MODULES = (
     "fever.errors",
     "fever.files",
+    "fever.layout",
     "fever.system",
     "fever.launch.on_host.host",
     "fever.launch.on_host.mirror",

@@ -30,6 +30,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from fever import layout
 from fever.errors import FeverError
 
 CHUNK = 1 << 20
@@ -37,9 +38,11 @@ MARK = "fever-files "  # before what a job answers
 REPLY = "fever-reply "  # before what `agent.py` says
 NEEDED = ("gymnasium", "jax", "numpy", "pydantic", "ray", "safetensors", "typer", "yaml")  # modules that train
 PARTIAL = ".partial-"  # before the name of a file that is not whole
-OWN = ("job/job.json", "job/exit.json")  # what this side writes itself, and takes from nobody
+OWN = (f"{layout.JOB}/job.json", f"{layout.JOB}/exit.json")  # what this side writes itself, and takes from nobody
 GROWS = (".jsonl", ".txt", ".log")  # files that are only ever appended to, TensorBoard's events too
-PASSING = ("checkpoints/", "replay/", "summary.json", "trials/", "tune/")  # what is removed here when it is gone there
+PASSING = (  # what is removed here when it is gone there
+    *(f"{folder}/" for folder in (layout.CHECKPOINTS, layout.REPLAY, layout.TRIALS, layout.TUNE)), layout.SUMMARY
+)  # fmt: skip
 
 
 class Digest:
@@ -48,7 +51,7 @@ class Digest:
     def __init__(self, name: str = "") -> None:
         """`name`: of the file; only some kinds are known to grow without being written anew."""
         self.size, self.inode, self.seen = 0, -1, (0, 0)
-        self.grows = name.endswith(GROWS) or "tfevents" in name
+        self.grows = name.endswith(GROWS) or layout.EVENTS in name
         self.hash = hashlib.sha256()
 
     def upto(self, file: BinaryIO, size: int) -> str:
@@ -249,7 +252,7 @@ class Mirror:
         self.id = secrets.token_hex(8)
         self.digests: dict[str, Digest] = {}
         self.begun = False  # whether the other side knows what is here
-        self.names = {"summary.json"}  # that were seen on the other side, or may have been there before
+        self.names = {layout.SUMMARY}  # that were seen on the other side, or may have been there before
         self.moved = 0  # bytes so far
 
     def pull(self, more: dict[str, str] | None = None, skip: tuple[str, ...] = ()) -> None:

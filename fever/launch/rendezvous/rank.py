@@ -27,7 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-from fever import system
+from fever import layout, system
 from fever.errors import FeverError
 from fever.job import CONTINUED, JOB, JobFolder
 from fever.launch.on_host import host
@@ -245,7 +245,7 @@ class Keeper(Member):
         if isinstance(self.site, Batch) and (started := self.meeting.read("started.json")) is not None:
             spent = {"queue": round(started["queued"], 2), "start": round(self.born - started["began"], 2), **spent}
         with suppress(OSError, ValueError, KeyError):
-            spent |= json.loads((self.meeting.path.parent / "summary.json").read_text())["breakdown"]
+            spent |= json.loads((self.meeting.path.parent / layout.SUMMARY).read_text())["breakdown"]
         spent["leave"] = round(time.monotonic() - self.ended, 2)
         self.meeting.write("breakdown.json", {**spent, "connect_by_host": connect})
         slowest = sorted(connect.items(), key=lambda pair: -pair[1])[:3]
