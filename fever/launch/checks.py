@@ -27,7 +27,7 @@ from fever.launch.on_host import host
 from fever.launch.rendezvous.launchers import Rank, find_rank
 from fever.launch.rendezvous.member import Lost, Member, Unwritable, absent_hosts, writing
 from fever.launch.schedulers.scripts import slurm_launcher
-from fever.launch.targets import Machines, Mpi, Site, Slurm, Ssh, load_target
+from fever.launch.targets import Machines, Mpi, Slurm, Ssh, Target, load_target
 
 CONNECT_SECONDS = 3.0  # until a port of another host must have answered
 CLOCK_SECONDS = 2.0  # by which clocks may differ
@@ -74,7 +74,7 @@ def _host(name: str, facts: Any) -> Finding:
     return Finding("problem" if has and "none" in has.values() else "ok", name, text)
 
 
-def examine_scheduler(target: Site, runs: Path) -> list[Finding]:
+def examine_scheduler(target: Target, runs: Path) -> list[Finding]:
     """What can be seen from a login node."""
     submit, ask = {"slurm": ("sbatch", ["scontrol", "ping"]), "pbs": ("qsub", ["qstat", "-B"])}[target.kind]
     if shutil.which(submit) is None:
@@ -101,11 +101,11 @@ def _folder(runs: Path) -> Finding:
         "" if writable else ", but it cannot be written to"))  # fmt: skip
 
 
-def examine_ranks(target: Site, rank: Rank, runs: Path) -> list[Finding]:
+def examine_ranks(target: Target, rank: Rank, runs: Path) -> list[Finding]:
     """Meet the other ranks and look at what is between the hosts."""
     seconds = min(target.connect_seconds, MEET_SECONDS)
-    meeting = JobFolder(runs / f".doctor-{rank.launch or 'ranks'}")
-    examiner = Examiner(meeting, target.model_copy(update={"connect_seconds": seconds}), rank)
+    folder = JobFolder(runs / f".doctor-{rank.launch or 'ranks'}")
+    examiner = Examiner(folder, target.model_copy(update={"connect_seconds": seconds}), rank)
     try:
         findings = examiner.run()
     except (FeverError, Lost) as error:
@@ -116,7 +116,7 @@ def examine_ranks(target: Site, rank: Rank, runs: Path) -> list[Finding]:
             examiner.dismiss(1, str(error))
     examiner.leave()
     if examiner.leads:
-        shutil.rmtree(meeting.path, ignore_errors=True)
+        shutil.rmtree(folder.path, ignore_errors=True)
         with suppress(OSError):
             runs.rmdir()  # if it was made for this
     return findings
@@ -126,29 +126,29 @@ class Examiner(Member):
     """One rank that looks at its host, and from its host at the others."""
 
     def run(self) -> list[Finding]:
-        with socket.create_server((host.own_address(self.site.interface), 0)) as server:
+        with socket.create_server((host.own_address(self.target.interface), 0)) as server:
             self.address = server.getsockname()[:2]
             threading.Thread(target=_answer, args=(server,), daemon=True).start()
             if not self.leads:
                 plan = self.join()
-                self.meeting.write(f"views/{self.rank.number}.json", {"plan": plan["id"], **self.look(plan)})
+                self.folder.write(f"views/{self.rank.number}.json", {"plan": plan["id"], **self.look(plan)})
                 self.until(lambda: self.own("exit.json"), lambda: "rank 0 did not say what it found")
                 return []
-            with writing(self.host, self.meeting.path):
-                self.meeting.clear()
+            with writing(self.host, self.folder.path):
+                self.folder.clear()
                 self.announce()
             ranks = self.until(self.arrivals, self.missing)
             self.publish(ranks, {"addresses": {facts["host"]: facts["address"] for facts in ranks.values()}})
             views = [self.look(self.plan), *(self._view(number) for number in ranks if number)]
             offsets = {number: facts["clock"] - self._written(number) for number, facts in ranks.items()}
             self.dismiss(0)
-            return report(ranks, views, offsets, self.meeting.path)
+            return report(ranks, views, offsets, self.folder.path)
 
     def describe(self) -> dict[str, Any]:
         limits = {"files": resource.RLIMIT_NOFILE, "processes": resource.RLIMIT_NPROC}
         most = {name: resource.getrlimit(which)[0] for name, which in limits.items()}
-        traps = [name for name in (*self.site.unset, "RAY_ADDRESS") if os.environ.get(name)]
-        scratch = host.scratch_folder(self.site.scratch)
+        traps = [name for name in (*self.target.unset, "RAY_ADDRESS") if os.environ.get(name)]
+        scratch = host.scratch_folder(self.target.scratch)
         writable = os.access(scratch, os.W_OK) and shutil.disk_usage(scratch).free > 2**30
         shared = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
         more = {"address": self.address, "limits": most, "traps": traps, "scratch": writable, "shm": shared}
@@ -166,7 +166,7 @@ class Examiner(Member):
 
     def _written(self, number: int) -> float:
         """When a rank announced itself, by the file server's clock."""
-        return (self.meeting.path / "ranks" / f"{number}.json").stat().st_mtime
+        return (self.folder.path / "ranks" / f"{number}.json").stat().st_mtime
 
 
 def _answer(server: socket.socket) -> None:

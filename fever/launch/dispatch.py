@@ -19,7 +19,7 @@ from fever.errors import FeverError
 if TYPE_CHECKING:
     from fever.config import RunConfig
     from fever.launch.jobs import Job
-    from fever.launch.targets import Batch, Machines, Mpi
+    from fever.launch.targets import Machines, Mpi, Scheduler
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Order:
 
 def run_elsewhere(order: Order, options: dict[str, Any]) -> int:
     """Train on the target that `--on` names, with these of its settings; returns the exit code."""
-    from fever.launch.targets import Batch, Machines, Mpi, load_target
+    from fever.launch.targets import Machines, Mpi, Scheduler, load_target
 
     target = load_target(order.on, options)
     if isinstance(target, Mpi):
@@ -50,7 +50,7 @@ def run_elsewhere(order: Order, options: dict[str, Any]) -> int:
             first = f"--{next(iter(options)).replace('_', '-')}"
             raise FeverError(f"{first} is for jobs that bring their machines; for {order.on} write it into the file")
         return run_on_cluster(order, target)
-    assert isinstance(target, Batch)
+    assert isinstance(target, Scheduler)
     return run_as_job(order, target)
 
 
@@ -77,7 +77,7 @@ def run_as_rank(order: Order, target: Mpi) -> int:
     return run_rank(JobFolder(run / layout.JOB), target, rank, prepare)
 
 
-def run_as_job(order: Order, target: Batch) -> int:
+def run_as_job(order: Order, target: Scheduler) -> int:
     """Submit a job and follow its log; Ctrl-C detaches, the job goes on."""
     from fever.launch import jobs
     from fever.runs.run import fresh_name

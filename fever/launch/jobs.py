@@ -24,7 +24,7 @@ from fever.errors import FeverError
 from fever.job import CONTINUED, JobFolder, records
 from fever.launch.rendezvous.member import LOST_SECONDS
 from fever.launch.schedulers.scripts import render
-from fever.launch.targets import Batch, Site
+from fever.launch.targets import Scheduler, Target
 
 PATIENCE_SECONDS = 90.0  # for a run to save, before its job is cancelled
 LOOK_SECONDS = 0.5  # between two looks at whether a job has stopped,
@@ -42,7 +42,7 @@ class Job:
     run: Path
 
     @property
-    def meeting(self) -> JobFolder:
+    def folder(self) -> JobFolder:
         return JobFolder(self.run / layout.JOB)
 
     @property
@@ -55,18 +55,18 @@ class Job:
 
     @property
     def log(self) -> Path:
-        return self.meeting.log
+        return self.folder.log
 
     @property
     def code(self) -> int | None:
         """The exit code of the last attempt; None if it has not ended."""
-        ending = self.meeting.read("exit.json")
+        ending = self.folder.read("exit.json")
         return int(ending["code"]) if ending is not None else None
 
     @property
     def home(self) -> bool:
         """Whether a job on a cluster has ended and all of it was brought home since."""
-        return bool((self.meeting.read("exit.json") or {}).get("home"))
+        return bool((self.folder.read("exit.json") or {}).get("home"))
 
     def state(self) -> tuple[str, str]:
         """QUEUED, RUNNING or ENDED, and a word about it."""
@@ -168,7 +168,7 @@ def _pbs_state(job: Job) -> tuple[str, str]:
 
 
 def _mpi_state(job: Job) -> tuple[str, str]:
-    if job.code is not None or job.meeting.read_text("alive") is None:
+    if job.code is not None or job.folder.read_text("alive") is None:
         return ended(job)
     silent = time.time() - (job.run / layout.JOB / "alive").stat().st_mtime
     return (RUNNING, "") if silent < LOST_SECONDS else (ENDED, "was killed")
@@ -205,7 +205,7 @@ def refuse_busy(run: Path) -> None:
 
 
 def prepare(
-    config: RunConfig, target: Site, run: Path, flags: list[str], number: str = "", runs: str = ""
+    config: RunConfig, target: Target, run: Path, flags: list[str], number: str = "", runs: str = ""
 ) -> JobFolder:
     """Make the meeting place in the run directory: what is trained, and the settings of the job.
 
@@ -213,19 +213,19 @@ def prepare(
     """
     from fever.runs.run import to_yaml
 
-    meeting = JobFolder(run / layout.JOB)
+    folder = JobFolder(run / layout.JOB)
     try:
-        meeting.path.mkdir(parents=True, exist_ok=True)
+        folder.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FeverError(f"{run} cannot be made: {error.strerror}") from error
     where = {"runs": runs or str(run.parent), "name": run.name}
     text = to_yaml(config.model_copy(update=where))
-    meeting.write_text("run.yaml", text)
+    folder.write_text("run.yaml", text)
     if (run / layout.CONFIG).is_file():  # it goes on, with the stop rules that were given now
         JobFolder(run).write_text(layout.CONFIG, text)
     facts = {"kind": target.kind, "id": number, "submitted": time.time(), "flags": flags}
-    meeting.write("job.json", {**facts, "target": target.model_dump(mode="json")}, mode=0o600)  # has its variables
-    return meeting
+    folder.write("job.json", {**facts, "target": target.model_dump(mode="json")}, mode=0o600)  # has its variables
+    return folder
 
 
 def claim_name(prefix: str) -> str:
@@ -267,35 +267,35 @@ def discard(run: Path) -> None:
         run.parent.rmdir()
 
 
-def script_for(target: Batch, run: Path) -> str:
+def script_for(target: Scheduler, run: Path) -> str:
     """The script of a run's job, submitted from here with this Python."""
     return render(target, run.name, Path.cwd(), run / layout.JOB, sys.executable)
 
 
-def submit(config: RunConfig, target: Batch, run: Path, flags: list[str]) -> Job:
+def submit(config: RunConfig, target: Scheduler, run: Path, flags: list[str]) -> Job:
     """Hand a run to the scheduler; nothing is left if it refuses."""
     program = {"slurm": "sbatch", "pbs": "qsub"}[target.kind]
     if shutil.which(program) is None:
         raise FeverError(f"there is no {program} here; submit from a login node of the cluster, or see --dry-run")
     with ExitStack() as undo:
         undo.callback(undo_for(run))
-        meeting = prepare(config, target, run, flags)
-        meeting.clear()
-        meeting.write_text("script.sh", script_for(target, run), mode=0o700)
+        folder = prepare(config, target, run, flags)
+        folder.clear()
+        folder.write_text("script.sh", script_for(target, run), mode=0o700)
         refused = undo.pop_all()
-    words = [program, *(["--parsable"] if program == "sbatch" else []), str(meeting.path / "script.sh")]
+    words = [program, *(["--parsable"] if program == "sbatch" else []), str(folder.path / "script.sh")]
     answer = subprocess.run(words, capture_output=True, text=True, start_new_session=True)  # Ctrl-C is not for it
     if answer.returncode:
         refused.close()
         raise FeverError(f"{program} refused the job: {' '.join(answer.stderr.split())}")
     number = answer.stdout.strip().partition(";")[0]
-    note(meeting, id=number)
+    note(folder, id=number)
     return remember(f"{target.kind}-{number}", run)
 
 
-def note(meeting: JobFolder, **facts: Any) -> None:
+def note(folder: JobFolder, **facts: Any) -> None:
     """Add to what is known of a job."""
-    meeting.write("job.json", {**(meeting.read("job.json") or {}), **facts}, mode=0o600)
+    folder.write("job.json", {**(folder.read("job.json") or {}), **facts}, mode=0o600)
 
 
 def stop(job: Job, now: bool = False) -> str:
@@ -323,7 +323,7 @@ def stop(job: Job, now: bool = False) -> str:
 
 def stopped(job: Job) -> str:
     """What is said of a job that was let save."""
-    if not job.meeting.saved:
+    if not job.folder.saved:
         return f"{job.name} has stopped"
     return f"{job.name} has saved and stopped; go on with: {resume_words(job.run)}"
 
@@ -342,8 +342,8 @@ def _let_save(job: Job) -> bool:
     """Ask a job to save and stop, again if it was only just beginning; whether it has done so in time."""
     deadline, asked = time.monotonic() + PATIENCE_SECONDS, time.monotonic()
     while time.monotonic() < deadline:
-        if job.code is None and job.meeting.read_text("stop") is None:
-            job.meeting.write_text("stop", "cancelled")
+        if job.code is None and job.folder.read_text("stop") is None:
+            job.folder.write_text("stop", "cancelled")
         if job.code is not None or time.monotonic() - asked >= ASK_SECONDS:
             asked = time.monotonic()
             if job.state()[0] == ENDED:

@@ -19,7 +19,7 @@ from fever.errors import FeverError
 CLUSTER_NAME = re.compile(r"[A-Za-z][\w.]*")  # part of paths
 
 
-class Site(Settings):
+class Target(Settings):
     """What every target has."""
 
     kind: str = setting(..., "slurm, pbs, mpi, ssh or aws")
@@ -46,7 +46,7 @@ class Site(Settings):
         return value
 
 
-class Allocation(Site):
+class Allocation(Target):
     """Machines that somebody else gives us for a time, on which ranks are started."""
 
     lead_seconds: Duration = setting(120.0, "time before the job's limit at which the run saves and stops")
@@ -59,7 +59,7 @@ class Mpi(Allocation):
     kind: Literal["mpi"] = "mpi"
 
 
-class Learner(Settings):
+class LearnerMachine(Settings):
     """A machine for the learner that differs from the samplers' (Slurm's heterogeneous jobs)."""
 
     gpus: int = setting(0, "GPUs of the learner's machine", ge=0)
@@ -68,7 +68,7 @@ class Learner(Settings):
     options: tuple[str, ...] = setting((), "further options of its own, such as --constraint=a100")
 
 
-class Batch(Allocation):
+class Scheduler(Allocation):
     """A script that a scheduler runs later."""
 
     nodes: int = setting(1, "machines, the learner's included", gt=0)
@@ -83,15 +83,15 @@ class Batch(Allocation):
     options: tuple[str, ...] = setting((), "further options for the scheduler, such as --exclusive")
 
 
-class Slurm(Batch):
+class Slurm(Scheduler):
     """`sbatch`."""
 
     kind: Literal["slurm"] = "slurm"
     qos: str | None = setting(None, "quality of service")
-    learner: Learner | None = setting(None, "the learner's machine, if it differs; makes the job heterogeneous")
+    learner: LearnerMachine | None = setting(None, "the learner's machine, if it differs; makes the job heterogeneous")
 
 
-class Pbs(Batch):
+class Pbs(Scheduler):
     """`qsub`, for PBS Pro, OpenPBS and Torque."""
 
     kind: Literal["pbs"] = "pbs"
@@ -99,7 +99,7 @@ class Pbs(Batch):
     launcher: str = setting("mpiexec -n {nodes} --ppn 1", "what starts one rank on every machine, aprun for example")
 
 
-class Machines(Site):
+class Machines(Target):
     """Machines of the user's own, on which a Ray stays up between jobs."""
 
     name: str | None = setting(None, "the cluster's name; null: the file's")
@@ -202,10 +202,10 @@ class Existing(Machines):
 
 ADDRESS = re.compile(r"https?://\S+|[\w.-]+:\d+")
 WORDS = ("slurm", "pbs", "mpi")  # kinds that need no file
-KINDS: dict[str, type[Site]] = {"slurm": Slurm, "pbs": Pbs, "mpi": Mpi, "ssh": Ssh, "aws": Aws, "ray": Existing}
+KINDS: dict[str, type[Target]] = {"slurm": Slurm, "pbs": Pbs, "mpi": Mpi, "ssh": Ssh, "aws": Aws, "ray": Existing}
 
 
-def load_target(word: str, options: dict[str, Any]) -> Site:
+def load_target(word: str, options: dict[str, Any]) -> Target:
     """The target that `--on` names, with options of the command line put over it."""
     if word in WORDS:
         values: dict[str, Any] = {"kind": word}
@@ -237,6 +237,6 @@ def load_target(word: str, options: dict[str, Any]) -> Site:
     return validate(model, values, what)
 
 
-def restore_target(values: dict[str, Any]) -> Site:
+def restore_target(values: dict[str, Any]) -> Target:
     """A target from what `model_dump` gave."""
     return validate(KINDS[values["kind"]], values, "job.json")

@@ -169,15 +169,15 @@ def _own_signals() -> Iterator[None]:
         signal.signal(signal.SIGTERM, kept)
 
 
-def _await_machines(cluster: Cluster, plan: dict[str, Any], meeting: JobFolder) -> None:
+def _await_machines(cluster: Cluster, plan: dict[str, Any], folder: JobFolder) -> None:
     """Ask Ray until every host of the plan has joined; too late is a sentence that names those that have not."""
     deadline = time.monotonic() + plan["connect_seconds"]
     while missing := set(plan["nodes"]) - {machine.host for machine in cluster.machines()}:
-        left = meeting.names("left")
+        left = folder.names("left")
         gone = {host for host in missing if str(plan["nodes"][host]["rank"]) in left}  # they have given up
         if gone or time.monotonic() > deadline:
             hosts = sorted(gone or missing)
-            words = "; ".join(f"{host} said last: {meeting.last_words(host) or 'nothing'}" for host in hosts)
+            words = "; ".join(f"{host} said last: {folder.last_words(host) or 'nothing'}" for host in hosts)
             raise FeverError(f"{', '.join(hosts)} did not join Ray; {words}")
         time.sleep(AGAIN_SECONDS / 2)
 

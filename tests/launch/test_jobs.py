@@ -48,7 +48,7 @@ def test_jobs_are_found_by_many_names(tmp_path: Path) -> None:
     assert first.state() == (jobs.ENDED, "was cancelled before it began")
     first.log.write_text("rank 0 here")
     assert first.state() == (jobs.ENDED, "was killed")
-    first.meeting.write_text("alive", "1")
+    first.folder.write_text("alive", "1")
     assert first.state()[0] == jobs.RUNNING
     with pytest.raises(FeverError, match="there is no job three; the latest are: mpi-launch-one, mpi-launch-two"):
         jobs.find_job("three")
@@ -171,11 +171,11 @@ def everything(folder: Path) -> dict[str, bytes]:
 
 def make_old_run(run: Path, **facts: Any) -> dict[str, bytes]:
     """A run that a job has trained before."""
-    meeting = jobs.prepare(CONFIG, Slurm(), run, [], "1")
-    jobs.note(meeting, **facts)
+    folder = jobs.prepare(CONFIG, Slurm(), run, [], "1")
+    jobs.note(folder, **facts)
     (run / "config.yaml").write_text("old")
-    meeting.write("exit.json", {"code": 0, "plan": "", "reason": ""})
-    meeting.log.write_text("what it printed")
+    folder.write("exit.json", {"code": 0, "plan": "", "reason": ""})
+    folder.log.write_text("what it printed")
     return everything(run)
 
 
@@ -241,7 +241,7 @@ def test_a_job_that_never_arrived_is_lost_in_the_end(tmp_path: Path, monkeypatch
         submit(ray, tmp_path / "run")
     job = jobs.find_job("last")  # who knows: it is kept
     assert ray.state(job) == ("PENDING", None)
-    jobs.note(job.meeting, submitted=time.time() - remote.SUBMIT_SECONDS)
+    jobs.note(job.folder, submitted=time.time() - remote.SUBMIT_SECONDS)
     assert ray.state(job) == ("LOST", 1)
 
 
@@ -266,7 +266,7 @@ def test_results_of_one_job_do_not_depend_on_anothers(tmp_path: Path, monkeypatc
         asked.append(job.name)
         if job.name == "lab-2":
             raise FeverError("its folder is gone")
-        job.meeting.write("exit.json", {"code": 0, "plan": "", "reason": "", "home": True})
+        job.folder.write("exit.json", {"code": 0, "plan": "", "reason": "", "home": True})
 
     monkeypatch.setattr(cluster_jobs, "_bring_home", bring)
     monkeypatch.setattr(cluster_jobs, "Connection", lambda record: Ray())

@@ -13,7 +13,7 @@ import pytest
 from fever.errors import FeverError
 from fever.launch.rendezvous.launchers import find_rank, without_launcher
 from fever.launch.schedulers.scripts import clock, lead_seconds, render
-from fever.launch.targets import Batch, Slurm, load_target, restore_target
+from fever.launch.targets import Scheduler, Slurm, load_target, restore_target
 from tests.conftest import ROOT
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -32,7 +32,7 @@ SCRIPTS: dict[str, tuple[str, dict[str, Any]]] = {
 def script(name: str) -> str:
     word, options = SCRIPTS[name]
     target = load_target(word, options)
-    assert isinstance(target, Batch)
+    assert isinstance(target, Scheduler)
     return render(
         target, "one", Path("/home/me/my project"), Path("/home/me/my project/runs/one/job"), "/opt/py/bin/python"
     )

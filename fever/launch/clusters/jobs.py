@@ -52,14 +52,14 @@ def submit(config: RunConfig, target: Machines, link: Link, run: Path, flags: li
         same = was.get("cluster_id") == link.id and was.get("head") == link.head
         there = was["there"] if same else f"{link.runs}/{number}/{run.name}"
         undo.callback(undo_for(run))
-        meeting = prepare(config, target, run, flags, number, str(Path(there).parent))
-        note(meeting, cluster=link.name, cluster_id=link.id, head=link.head, there=there, sent=False)
-        meeting.clear()
-        if meeting.log.exists():  # of the job that trained this run before
-            old = meeting.path / f"log-{len(list(meeting.path.glob('log-*.txt'))) + 1}.txt"
-            meeting.log.rename(old)
-            undo.callback(old.rename, meeting.log)
-        words = ["resume", there] if meeting.saved else ["train", "-f", f"{there}/job/run.yaml"]
+        folder = prepare(config, target, run, flags, number, str(Path(there).parent))
+        note(folder, cluster=link.name, cluster_id=link.id, head=link.head, there=there, sent=False)
+        folder.clear()
+        if folder.log.exists():  # of the job that trained this run before
+            old = folder.path / f"log-{len(list(folder.path.glob('log-*.txt'))) + 1}.txt"
+            folder.log.rename(old)
+            undo.callback(old.rename, folder.log)
+        words = ["resume", there] if folder.saved else ["train", "-f", f"{there}/job/run.yaml"]
         variables = {JOB: f"{there}/job", "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_SECONDS), "PYTHONWARNINGS": "ignore"}
         if isinstance(target, Aws):
             variables[AUTOSCALED] = str(target.workers.count)
@@ -76,7 +76,7 @@ def submit(config: RunConfig, target: Machines, link: Link, run: Path, flags: li
                 undo.pop_all()
             raise
         undo.pop_all()
-    note(meeting, sent=True)
+    note(folder, sent=True)
     return job
 
 

@@ -87,7 +87,7 @@ class Link:
             except (EOFError, OSError, ValueError):
                 raise Unreachable(self.broken()) from None
             if to is None and over:  # it had ended before the files were looked at: this is all
-                job.meeting.write("exit.json", {**(job.meeting.read("exit.json") or {}), "home": True})
+                job.folder.write("exit.json", {**(job.folder.read("exit.json") or {}), "home": True})
         return mirror.moved - before
 
     def look(self, job: Job) -> str:
@@ -136,7 +136,7 @@ class Link:
 def note_end(job: Job, code: int) -> int:
     """Write down that a job has ended, so that nobody has to be asked again."""
     if job.code is None:
-        job.meeting.write("exit.json", {"plan": "", "code": code, "reason": ""})
+        job.folder.write("exit.json", {"plan": "", "code": code, "reason": ""})
     return code
 
 

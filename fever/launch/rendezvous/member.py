@@ -24,7 +24,7 @@ from fever.errors import FeverError
 from fever.job import CONTINUED, JobFolder
 from fever.launch.on_host import host
 from fever.launch.rendezvous.launchers import BINDING, Rank
-from fever.launch.targets import Batch, Site, Slurm
+from fever.launch.targets import Scheduler, Slurm, Target
 
 POLL_SECONDS = 0.1
 AGAIN_SECONDS = 1.0  # between two announcements of a rank that has had no answer
@@ -51,9 +51,9 @@ class Lost(Exception):
 class Member:
     """One rank of a meeting."""
 
-    def __init__(self, meeting: JobFolder, site: Site, rank: Rank, lifeline: int = -1) -> None:
+    def __init__(self, folder: JobFolder, target: Target, rank: Rank, lifeline: int = -1) -> None:
         """`lifeline`: the reading end of a pipe that closes when this rank is to stop."""
-        self.meeting, self.site, self.rank = meeting, site, rank
+        self.folder, self.target, self.rank = folder, target, rank
         self.host = socket.gethostname()
         self.nonce = secrets.token_hex(8)
         self.begin = time.monotonic()
@@ -81,8 +81,8 @@ class Member:
     def log(self, text: str, loud: bool = False) -> None:
         """One line with time, rank and host, in the host's log; from rank 0 or when it matters also on stderr."""
         line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} rank {self.rank.number} {self.host}: {text}\n"
-        own = self.meeting.log_of(self.host)
-        for path in (own, self.meeting.log) if self.leads and self.site.kind == "mpi" else (own,):
+        own = self.folder.log_of(self.host)
+        for path in (own, self.folder.log) if self.leads and self.target.kind == "mpi" else (own,):
             with suppress(OSError):  # what launchers of ranks print is kept by nobody else
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with open(path, "a") as file:
@@ -102,7 +102,7 @@ class Member:
         if self.leads and time.monotonic() - self.beaten >= BEAT_SECONDS:
             self.beats, self.beaten = self.beats + 1, time.monotonic()
             with suppress(OSError):
-                self.meeting.write_text("alive", f"{sign_of(self.rank)} {self.beats}")
+                self.folder.write_text("alive", f"{sign_of(self.rank)} {self.beats}")
         ranks = self.rank.size or len(self.plan.get("members", ()))
         interval = max(POLL_SECONDS, ranks / (200 if self.patient else 1000))
         watched = [self.wake] + ([self.lifeline] if self.lifeline >= 0 else [])
@@ -115,12 +115,12 @@ class Member:
 
     def until(self, condition: Callable[[], Any], what: Callable[[], str]) -> Any:
         """Wait for something; raises when it takes too long, or when this rank is told to stop."""
-        seconds = self.site.connect_seconds
+        seconds = self.target.connect_seconds
         deadline = time.monotonic() + seconds + (0 if self.leads else min(DISMISS_SECONDS, seconds))
         while not (found := condition()):
-            stop = self.meeting.read_text("stop") if self.leads else None
+            stop = self.folder.read_text("stop") if self.leads else None
             if self.signalled or stop:
-                limit = stop == "limit" and self.meeting.saved
+                limit = stop == "limit" and self.folder.saved
                 raise Lost("stopped before the training began", CONTINUED if limit else 130)
             if time.monotonic() > deadline:
                 raise FeverError(what())
@@ -136,9 +136,9 @@ class Member:
 
     def announce(self) -> None:
         self.announced = time.monotonic()
-        with suppress(FileNotFoundError), writing(self.host, self.meeting.path):
+        with suppress(FileNotFoundError), writing(self.host, self.folder.path):
             # not found: rank 0 clears the place right now; `_own_plan` announces again
-            self.meeting.write(f"ranks/{self.rank.number}.json", self.describe())
+            self.folder.write(f"ranks/{self.rank.number}.json", self.describe())
 
     def gather(self, **more: Any) -> dict[int, dict[str, Any]]:
         """Rank 0: wait for all others and publish the plan, with these further facts; returns who they are."""
@@ -150,9 +150,9 @@ class Member:
     def join(self) -> dict[str, Any]:
         """The others: announce this rank and wait for a plan that has it."""
         self.announce()
-        seconds = self.site.connect_seconds
+        seconds = self.target.connect_seconds
         self.plan = self.until(
-            self._own_plan, lambda: f"rank 0 did not come to {self.meeting.path} within {seconds:.0f} s; is it on a "
+            self._own_plan, lambda: f"rank 0 did not come to {self.folder.path} within {seconds:.0f} s; is it on a "
             "file system that all machines share?"
         )  # fmt: skip
         return self.plan
@@ -160,23 +160,23 @@ class Member:
     def dismiss(self, code: int, reason: str = "") -> None:
         """Rank 0: tell every rank how it ended; those, too, that come in the next moments if it failed early."""
         if not self.plan:
-            deadline = self.begin + (0 if self.signalled else min(DISMISS_SECONDS, self.site.connect_seconds))
+            deadline = self.begin + (0 if self.signalled else min(DISMISS_SECONDS, self.target.connect_seconds))
             while (ranks := self.arrivals()) is None and time.monotonic() < deadline:
                 self.pause()
             self.publish(ranks or self._here(), {})
-        self.meeting.write("exit.json", {"plan": self.plan["id"], "code": code, "reason": reason})
+        self.folder.write("exit.json", {"plan": self.plan["id"], "code": code, "reason": reason})
 
     def own(self, name: str) -> dict[str, Any] | None:
         """A file of this meeting, not of an earlier one."""
-        found = self.meeting.read(name)
+        found = self.folder.read(name)
         return found if found is not None and found["plan"] == self.plan["id"] else None
 
     def leave(self) -> None:
         """Wait until all have cleaned up, but not for ever: some launchers kill the rest when the first one goes."""
         if not self.plan:
-            (self.meeting.path / "ranks" / f"{self.rank.number}.json").unlink(missing_ok=True)
+            (self.folder.path / "ranks" / f"{self.rank.number}.json").unlink(missing_ok=True)
         elif str(self.rank.number) in self.plan["members"]:
-            self.meeting.write_text(f"left/{self.rank.number}", "")
+            self.folder.write_text(f"left/{self.rank.number}", "")
             deadline = time.monotonic() + LEAVE_SECONDS
             while self._others_here() and time.monotonic() < deadline:
                 self.pause()
@@ -184,20 +184,20 @@ class Member:
     def _others_here(self) -> bool:
         """Whether somebody still cleans up. Rank 0 counts; for the others all have left when it has tidied up."""
         if self.leads:
-            return len(self.meeting.names("left")) < len(self.plan["members"])
-        return self.meeting.read_text("plan.json") is not None
+            return len(self.folder.names("left")) < len(self.plan["members"])
+        return self.folder.read_text("plan.json") is not None
 
     # rank 0's part
 
     def _here(self) -> dict[int, dict[str, Any]]:
         """Who has come so far."""
-        ranks = {int(Path(name).stem): self.meeting.read(f"ranks/{name}") for name in self.meeting.names("ranks")}
+        ranks = {int(Path(name).stem): self.folder.read(f"ranks/{name}") for name in self.folder.names("ranks")}
         return {number: facts for number, facts in sorted(ranks.items()) if facts is not None}
 
     def arrivals(self) -> dict[int, dict[str, Any]] | None:
         """Who all ranks are, once they have come; where nobody says how many there are, at least one per machine."""
-        least = self.rank.size or (self.site.nodes if isinstance(self.site, Batch) else 1)
-        if len(self.meeting.names("ranks")) < least or len(here := self._here()) < least:
+        least = self.rank.size or (self.target.nodes if isinstance(self.target, Scheduler) else 1)
+        if len(self.folder.names("ranks")) < least or len(here := self._here()) < least:
             return None  # one that is just announcing itself again cannot be read
         if len(here) != self.seen:
             self.seen, self.seen_at = len(here), time.monotonic()
@@ -211,11 +211,11 @@ class Member:
         came = sorted({facts["host"] for facts in here.values()})
         hosts = absent_hosts(came)
         where = f" (no word from {', '.join(hosts)})" if hosts else ""
-        words = "".join(f"; {name} said last: {said}" for name in hosts if (said := self.meeting.last_words(name)))
+        words = "".join(f"; {name} said last: {said}" for name in hosts if (said := self.folder.last_words(name)))
         who = f"rank{'s' if len(missing) > 1 else ''} {', '.join(missing)}" if missing else "some ranks"
         return (
-            f"{who} did not come within {self.site.connect_seconds:.0f} s{where}; here are {', '.join(came)}{words}. "
-            f"Is {self.meeting.path} on a file system that all machines share?"
+            f"{who} did not come within {self.target.connect_seconds:.0f} s{where}; here are {', '.join(came)}{words}. "
+            f"Is {self.folder.path} on a file system that all machines share?"
         )
 
     def publish(self, ranks: dict[int, dict[str, Any]], more: dict[str, Any]) -> None:
@@ -226,7 +226,7 @@ class Member:
         nodes = {name: {"rank": here[0]["rank"], **self.cores(here)} for name, here in hosts.items()}
         members = {str(number): facts["nonce"] for number, facts in ranks.items()}
         self.plan = {"id": secrets.token_hex(8), "members": members, "nodes": nodes, **more}
-        self.meeting.write("plan.json", self.plan)
+        self.folder.write("plan.json", self.plan)
 
     def cores(self, ranks: list[dict[str, Any]]) -> dict[str, Any]:
         """The cores that a host's Ray may run on, and how many it offers: those of its ranks, or all if the launcher
@@ -234,9 +234,9 @@ class Member:
         cpus = sorted({cpu for facts in ranks for cpu in facts["cpus"]})
         if self.rank.launcher in BINDING:
             cpus = ranks[0]["allowed_cpus"]
-        allotted, wanted = ranks[0]["allotted"], self.site.cpus_per_node
-        if isinstance(self.site, Slurm) and self.site.learner is not None and ranks[0]["rank"] == 0:
-            wanted = self.site.learner.cpus or wanted
+        allotted, wanted = ranks[0]["allotted"], self.target.cpus_per_node
+        if isinstance(self.target, Slurm) and self.target.learner is not None and ranks[0]["rank"] == 0:
+            wanted = self.target.learner.cpus or wanted
         most = min(allotted or len(cpus), len(cpus))
         return {"cpus": cpus, "cores": most if wanted is None else min(wanted, allotted or wanted)}
 
@@ -244,7 +244,7 @@ class Member:
 
     def _own_plan(self) -> dict[str, Any] | None:
         """The plan, if it is of this meeting; announces this rank again if rank 0 cleared the place after it came."""
-        plan = self.meeting.read("plan.json")
+        plan = self.folder.read("plan.json")
         if plan is not None and plan["members"].get(str(self.rank.number)) == self.nonce:
             return plan
         if time.monotonic() - self.announced > AGAIN_SECONDS:
@@ -257,16 +257,16 @@ def sign_of(rank: Rank) -> str:
     return rank.launch or "unnamed"
 
 
-def refuse_occupied(meeting: JobFolder, rank: Rank) -> None:
+def refuse_occupied(folder: JobFolder, rank: Rank) -> None:
     """Leave a place alone where another launch is meeting right now: its rank 0 gives signs of life."""
-    first = meeting.read_text("alive")
+    first = folder.read_text("alive")
     deadline = time.monotonic() + 2 * BEAT_SECONDS
     while time.monotonic() < deadline:
-        newest = meeting.read_text("alive")
+        newest = folder.read_text("alive")
         if newest is None or newest.split()[0] == sign_of(rank):  # rank 0 of this launch may be there already
             return
         if newest != first:
-            raise FeverError(f"{meeting.path.parent} is being trained by another job; choose another --name")
+            raise FeverError(f"{folder.path.parent} is being trained by another job; choose another --name")
         time.sleep(POLL_SECONDS)
 
 

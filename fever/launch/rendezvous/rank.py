@@ -45,13 +45,13 @@ from fever.launch.rendezvous.member import (
     writing,
 )
 from fever.launch.schedulers.scripts import lead_seconds
-from fever.launch.targets import Allocation, Batch, restore_target
+from fever.launch.targets import Allocation, Scheduler, restore_target
 from fever.sampling.ray_cluster import RAY_SETTINGS
 
 SEE_SECONDS = 10.0  # until a host must see what the submitting one has written
 SAVE_SECONDS = 60.0  # for a driver that was told to stop
 CANCEL_SECONDS = 20.0  # the same, if a scheduler cancels: most give half a minute before they kill everything
-BEREFT_SECONDS = 10.0  # without a sign of life from rank 0, for a rank whose Ray has ended
+RAY_EXITED_SECONDS = 10.0  # without a sign of life from rank 0, for a rank whose Ray has ended
 ORPHAN_SECONDS = 5.0  # the same, in a rank that was killed, perhaps alone
 RAY = {
     **RAY_SETTINGS,
@@ -63,12 +63,12 @@ RAY = {
 }
 
 
-def run_rank(meeting: JobFolder, site: Allocation, rank: Rank, prepare: Callable[[], None] = lambda: None) -> int:
+def run_rank(folder: JobFolder, target: Allocation, rank: Rank, prepare: Callable[[], None] = lambda: None) -> int:
     """Take part in a job as one rank; returns the exit code. Call it before this process has threads.
 
     Rank 0 calls `prepare` once it has the meeting place for itself; what that refuses, all ranks learn.
     """
-    refuse_occupied(meeting, rank)
+    refuse_occupied(folder, rank)
     lifeline, held = os.pipe()
     keeper = os.fork()
     if keeper == 0:
@@ -76,7 +76,7 @@ def run_rank(meeting: JobFolder, site: Allocation, rank: Rank, prepare: Callable
         try:
             os.setsid()
             os.close(held)
-            code = Keeper(meeting, site, rank, lifeline, prepare).run()
+            code = RankProcess(folder, target, rank, lifeline, prepare).run()
         finally:
             os._exit(code)
     os.close(lifeline)
@@ -90,15 +90,15 @@ def run_rank(meeting: JobFolder, site: Allocation, rank: Rank, prepare: Callable
     return system.exit_code(os.waitstatus_to_exitcode(os.waitpid(keeper, 0)[1]))
 
 
-class Keeper(Member):
+class RankProcess(Member):
     """What one rank does: its host's node of Ray, and on rank 0 the driver."""
 
     def __init__(
-        self, meeting: JobFolder, site: Allocation, rank: Rank, lifeline: int, prepare: Callable[[], None]
+        self, folder: JobFolder, target: Allocation, rank: Rank, lifeline: int, prepare: Callable[[], None]
     ) -> None:
-        super().__init__(meeting, site, rank, lifeline)
-        self.ship = site.ship
-        self.lead = lead_seconds(site) if isinstance(site, Batch) else site.lead_seconds
+        super().__init__(folder, target, rank, lifeline)
+        self.ship = target.ship
+        self.lead = lead_seconds(target) if isinstance(target, Scheduler) else target.lead_seconds
         self.prepare = prepare
         self.scratch: host.Scratch | None = None
         self.ray: subprocess.Popen[bytes] | None = None
@@ -106,11 +106,11 @@ class Keeper(Member):
         self.born = time.time()
         self.printing: list[threading.Thread] = []  # pass on what the driver prints
         self.connected = False  # this host's Ray has joined,
-        self.bereft = False  # and has ended, perhaps with the head
+        self.ray_exited = False  # and has ended, perhaps with the head
         self.ended = 0.0  # when the driver did
         self.ending: dict[str, Any] | None = None  # of an earlier job here,
         self.refused = False  # which `prepare` leaves alone
-        self.forsaken = False  # rank 0 is lost
+        self.leader_lost = False  # rank 0 is lost
 
     def run(self) -> int:
         """From arriving to leaving; returns the exit code, which is the driver's."""
@@ -130,7 +130,7 @@ class Keeper(Member):
         if told:
             steps = [lambda: self.dismiss(code, reason)] if reason and self.leads else []
             steps += [self._clean_up, self.leave]
-            steps += [self._account, self.meeting.tidy, self._put_back] if self.leads else [self._tidy_for_rank_0]
+            steps += [self._account, self.folder.tidy, self._put_back] if self.leads else [self._tidy_for_rank_0]
         for step in steps:
             try:
                 step()
@@ -143,40 +143,42 @@ class Keeper(Member):
         if not self.refused:
             return
         if self.ending is not None:
-            self.meeting.write("exit.json", self.ending)
+            self.folder.write("exit.json", self.ending)
         else:
-            (self.meeting.path / "exit.json").unlink(missing_ok=True)
+            (self.folder.path / "exit.json").unlink(missing_ok=True)
 
     def _tidy_for_rank_0(self) -> None:
         """Leave no token behind where rank 0 cannot see to it, because its machine died: it gives no sign of life."""
-        if not self.plan or not (self.forsaken or self.orphaned):
+        if not self.plan or not (self.leader_lost or self.orphaned):
             return
-        beat, deadline = self.meeting.read_text("alive"), time.monotonic() + BEREFT_SECONDS
-        while (self.meeting.read("plan.json") or {}).get("id") == self.plan["id"]:
-            if self.meeting.read_text("alive") != beat:
+        beat, deadline = self.folder.read_text("alive"), time.monotonic() + RAY_EXITED_SECONDS
+        while (self.folder.read("plan.json") or {}).get("id") == self.plan["id"]:
+            if self.folder.read_text("alive") != beat:
                 return
             if time.monotonic() > deadline:
-                self.meeting.tidy()
+                self.folder.tidy()
             self.pause()
 
     # rank 0
 
     def _lead(self) -> int:
-        self.ending = self.meeting.read("exit.json")
+        self.ending = self.folder.read("exit.json")
         self.refused = True
-        with writing(self.host, self.meeting.path):
-            self.meeting.clear("stop" if isinstance(self.site, Batch) else "")  # of a job that is told to stop already
-            self.meeting.write_token()
+        with writing(self.host, self.folder.path):
+            self.folder.clear(
+                "stop" if isinstance(self.target, Scheduler) else ""
+            )  # of a job that is told to stop already
+            self.folder.write_token()
             self.announce()
             self.prepare()
         self.refused = False
-        self.log(f"meeting in {self.meeting.path}" + (f", {self.rank.size} ranks" if self.rank.size else ""))
-        own = host.own_address(self.site.interface)
-        self.gather(ship=self.ship, connect_seconds=self.site.connect_seconds)
+        self.log(f"meeting in {self.folder.path}" + (f", {self.rank.size} ranks" if self.rank.size else ""))
+        own = host.own_address(self.target.interface)
+        self.gather(ship=self.ship, connect_seconds=self.target.connect_seconds)
         self._start_ray(own, self.plan["nodes"][self.host])
         address = self.until(self._ray_address, lambda: f"Ray's head did not start: {self._last_words()}")
         self._note_connection(f"Ray's head is at {address}; {len(self.plan['nodes'])} hosts")
-        self.meeting.write("head.json", {"plan": self.plan["id"], "address": address})
+        self.folder.write("head.json", {"plan": self.plan["id"], "address": address})
         self.driver = self._start_driver()
         code = self._drive(self.driver)
         self.dismiss(code)
@@ -184,12 +186,12 @@ class Keeper(Member):
 
     def _start_driver(self) -> subprocess.Popen[bytes]:
         """The training itself, in a process of its own; a run that has a checkpoint goes on from there."""
-        folder = self.meeting.path
-        words = ["resume", str(folder.parent)] if self.meeting.saved else ["train", "-f", str(folder / "run.yaml")]
-        words += (self.meeting.read("job.json") or {}).get("flags", [])
+        folder = self.folder.path
+        words = ["resume", str(folder.parent)] if self.folder.saved else ["train", "-f", str(folder / "run.yaml")]
+        words += (self.folder.read("job.json") or {}).get("flags", [])
         self.log(f"driver: fever {' '.join(words)}")
         environ = {**self._environment(), JOB: str(folder)}
-        pipe = subprocess.PIPE if self.site.kind == "mpi" else None  # schedulers keep what their jobs print
+        pipe = subprocess.PIPE if self.target.kind == "mpi" else None  # schedulers keep what their jobs print
         driver = system.start([sys.executable, "-m", "fever", *words], environ, stdout=pipe, stderr=pipe)
         for lines, stream in ((driver.stdout, sys.stdout), (driver.stderr, sys.stderr)) if pipe else ():
             self.printing.append(threading.Thread(target=self._print, args=(lines, stream), daemon=True))
@@ -198,7 +200,7 @@ class Keeper(Member):
 
     def _print(self, lines: IO[bytes], stream: TextIO) -> None:
         """What the driver prints goes to the terminal and into the job's log."""
-        with open(self.meeting.log, "ab", buffering=0) as log:
+        with open(self.folder.log, "ab", buffering=0) as log:
             for line in lines:
                 log.write(line)
                 with suppress(OSError):
@@ -209,7 +211,7 @@ class Keeper(Member):
         """Wait for the driver; whoever tells this rank to stop, tells it. Returns its exit code."""
         deadline, limit, late = float("inf"), False, False
         while driver.poll() is None:
-            stop = self.meeting.read_text("stop")
+            stop = self.folder.read_text("stop")
             if deadline == float("inf") and (self.signalled or stop):
                 limit = stop == "limit" or self.signalled == signal.SIGUSR1
                 self.log(f"stopping: {stop or signal.Signals(self.signalled).name}")
@@ -224,7 +226,7 @@ class Keeper(Member):
         for thread in self.printing:
             thread.join(timeout=5)
         code = system.exit_code(driver.returncode)
-        if late and limit and self.meeting.saved:  # in the middle of a long iteration: it goes on from what it saved
+        if late and limit and self.folder.saved:  # in the middle of a long iteration: it goes on from what it saved
             code = CONTINUED
         self.log(f"the driver ended with {code} after {self.elapsed()}")
         return code
@@ -239,15 +241,15 @@ class Keeper(Member):
         """Where the job's time went, for people and for the run directory."""
         if self.driver is None:
             return
-        names = sorted(self.meeting.names("connected"))
-        connect = {Path(name).stem: (self.meeting.read(f"connected/{name}") or {})["seconds"] for name in names}
+        names = sorted(self.folder.names("connected"))
+        connect = {Path(name).stem: (self.folder.read(f"connected/{name}") or {})["seconds"] for name in names}
         spent: dict[str, float] = {"connect": max(connect.values(), default=0.0)}
-        if isinstance(self.site, Batch) and (started := self.meeting.read("started.json")) is not None:
+        if isinstance(self.target, Scheduler) and (started := self.folder.read("started.json")) is not None:
             spent = {"queue": round(started["queued"], 2), "start": round(self.born - started["began"], 2), **spent}
         with suppress(OSError, ValueError, KeyError):
-            spent |= json.loads((self.meeting.path.parent / layout.SUMMARY).read_text())["breakdown"]
+            spent |= json.loads((self.folder.path.parent / layout.SUMMARY).read_text())["breakdown"]
         spent["leave"] = round(time.monotonic() - self.ended, 2)
-        self.meeting.write("breakdown.json", {**spent, "connect_by_host": connect})
+        self.folder.write("breakdown.json", {**spent, "connect_by_host": connect})
         slowest = sorted(connect.items(), key=lambda pair: -pair[1])[:3]
         hosts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in slowest)
         phases = ", ".join(f"{name.replace('_', ' ')} {seconds:.1f} s" for name, seconds in spent.items())
@@ -260,7 +262,7 @@ class Keeper(Member):
         if node["rank"] == self.rank.number:
             found = self.until(self._head_or_exit, lambda: "Ray's head did not start")
             if "address" in found:
-                own = host.own_address(self.site.interface, found["address"].rpartition(":")[0])
+                own = host.own_address(self.target.interface, found["address"].rpartition(":")[0])
                 self._start_ray(own, node, found["address"])
         return self._await_exit()
 
@@ -283,10 +285,10 @@ class Keeper(Member):
                 if now - looked > 2 * BEAT_SECONDS:  # this rank was held up itself, by a file server perhaps
                     heard += now - looked
                 looked = now
-                if (newest := self.meeting.read_text("alive")) != beat:
+                if (newest := self.folder.read_text("alive")) != beat:
                     beat, heard = newest, now
-            if now - heard > (BEREFT_SECONDS if self.bereft else LOST_SECONDS):
-                self.forsaken = True
+            if now - heard > (RAY_EXITED_SECONDS if self.ray_exited else LOST_SECONDS):
+                self.leader_lost = True
                 raise Lost("no sign of life from rank 0")
             if self.ray is not None:
                 self._watch_ray(self.ray)
@@ -304,8 +306,8 @@ class Keeper(Member):
                 self.log(f"this host's Ray ended with {ray.returncode}; the others go on", loud=True)
             else:
                 self.log(f"Ray did not start: {self._last_words()}", loud=True)
-                self.meeting.write_text(f"left/{self.rank.number}", "")
-            self.ray, self.bereft = None, True
+                self.folder.write_text(f"left/{self.rank.number}", "")
+            self.ray, self.ray_exited = None, True
         elif not self.connected and host.cluster_of(self.scratch.ray):
             self._note_connection("Ray has joined")
 
@@ -315,20 +317,20 @@ class Keeper(Member):
         """For Ray and the driver: the site's variables, none that are traps, none that make a program think it is a
         rank."""
         environ = without_launcher(os.environ)
-        for name in (*self.site.unset, "RAY_ADDRESS", "RAY_AUTH_TOKEN"):
+        for name in (*self.target.unset, "RAY_ADDRESS", "RAY_AUTH_TOKEN"):
             if environ.pop(name, None) and self.driver is None and self.ray is None:
                 self.log(f"{name} was set and is unset for Ray and the training")
-        return {**environ, **self.site.env, **RAY, "RAY_AUTH_TOKEN_PATH": str(self.meeting.token)}
+        return {**environ, **self.target.env, **RAY, "RAY_AUTH_TOKEN_PATH": str(self.folder.token)}
 
     def _start_ray(self, address: str, node: dict[str, Any], head: str | None = None) -> None:
         """Start this host's node of Ray, in a folder of its own, on ports of its own; returns before it is up."""
-        self.scratch = host.Scratch(self.site.scratch)
+        self.scratch = host.Scratch(self.target.scratch)
         for note in filter(None, (host.raise_limits(), self.scratch.note)):
             self.log(note)
         with suppress(OSError):
             os.sched_setaffinity(0, node["cpus"])
         self.log(f"starting Ray at {address} with {node['cores']} cores")
-        with open(self.meeting.log_of(self.host), "a") as log:
+        with open(self.folder.log_of(self.host), "a") as log:
             command = host.ray_command(sys.executable, self.scratch.ray, address, node["cores"], head)
             self.ray = system.start(command, self._environment(), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
@@ -341,11 +343,11 @@ class Keeper(Member):
         return host.cluster_of(self.scratch.ray)
 
     def _last_words(self) -> str:
-        return self.meeting.last_words(self.host)
+        return self.folder.last_words(self.host)
 
     def _note_connection(self, text: str) -> None:
         self.connected = True
-        self.meeting.write(f"connected/{self.host}.json", {"seconds": round(time.monotonic() - self.begin, 2)})
+        self.folder.write(f"connected/{self.host}.json", {"seconds": round(time.monotonic() - self.begin, 2)})
         self.log(f"{text}, after {self.elapsed()}")
 
     def _clean_up(self) -> None:
@@ -360,25 +362,25 @@ class Keeper(Member):
 
 def main() -> None:
     """`python -m fever.launch.rendezvous.rank JOB`: what the ranks of a submitted job run."""
-    meeting = JobFolder(Path(sys.argv[1]))
+    folder = JobFolder(Path(sys.argv[1]))
     try:
-        sys.exit(run_rank(meeting, _site(meeting), find_rank()))
+        sys.exit(run_rank(folder, _target_of(folder), find_rank()))
     except FeverError as error:
         print(f"fever: {error}", file=sys.stderr)
         sys.exit(2)
 
 
-def _site(meeting: JobFolder) -> Allocation:
+def _target_of(folder: JobFolder) -> Allocation:
     """The settings of a job, as soon as this host sees them."""
     deadline = time.monotonic() + SEE_SECONDS
-    while (job := meeting.read("job.json")) is None:
+    while (job := folder.read("job.json")) is None:
         if time.monotonic() > deadline:
             here = socket.gethostname()
-            raise FeverError(f"{here} does not see {meeting.path}; is it on a file system that all machines share?")
+            raise FeverError(f"{here} does not see {folder.path}; is it on a file system that all machines share?")
         time.sleep(POLL_SECONDS)
-    site = restore_target(job["target"])
-    assert isinstance(site, Allocation)
-    return site
+    target = restore_target(job["target"])
+    assert isinstance(target, Allocation)
+    return target
 
 
 if __name__ == "__main__":

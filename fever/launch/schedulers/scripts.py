@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 from shlex import join, quote
 
-from fever.launch.targets import Batch, Pbs, Slurm
+from fever.launch.targets import Pbs, Scheduler, Slurm
 
 
-def render(target: Batch, name: str, folder: Path, job: Path, python: str) -> str:
+def render(target: Scheduler, name: str, folder: Path, job: Path, python: str) -> str:
     """The whole script of a job: `folder` is where it was submitted, `job` its meeting place."""
     if isinstance(target, Slurm):
         directives, launcher = slurm_directives(target, name, job), slurm_launcher(target)
@@ -28,7 +28,7 @@ def render(target: Batch, name: str, folder: Path, job: Path, python: str) -> st
     return "\n".join(lines) + "\n"
 
 
-def preparation(target: Batch) -> list[str]:
+def preparation(target: Scheduler) -> list[str]:
     """What a site needs before Python starts."""
     lines = ["set -e"]
     if target.unset:
@@ -42,7 +42,7 @@ def preparation(target: Batch) -> list[str]:
     return [*lines, *target.shell]
 
 
-def lead_seconds(target: Batch) -> float:
+def lead_seconds(target: Scheduler) -> float:
     """How long before its limit the job saves; never more than a quarter of the time that it has."""
     return target.lead_seconds if target.seconds is None else min(target.lead_seconds, target.seconds / 4)
 

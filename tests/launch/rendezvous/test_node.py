@@ -25,7 +25,7 @@ from fever.launch.rendezvous import member
 from fever.launch.rendezvous import rank as node
 from fever.launch.rendezvous.launchers import Rank
 from fever.launch.rendezvous.member import Member
-from fever.launch.targets import Learner, Mpi, Pbs, Slurm
+from fever.launch.targets import LearnerMachine, Mpi, Pbs, Slurm
 from tests.conftest import ROOT
 from tests.helpers import wait_for
 
@@ -200,7 +200,7 @@ def test_a_rank_whose_file_is_just_replaced_is_not_left_out(
 ) -> None:
     leader = rank_0(Mpi(), 2)
     for number in (0, 1):
-        leader.meeting.write(f"ranks/{number}.json", {"host": "alpha"})
+        leader.folder.write(f"ranks/{number}.json", {"host": "alpha"})
     assert leader.arrivals() is not None
     read = JobFolder.read
     monkeypatch.setattr(JobFolder, "read", lambda self, name: None if name == "ranks/1.json" else read(self, name))
@@ -212,14 +212,14 @@ def test_a_job_waits_for_every_machine_though_the_launcher_does_not_say_how_many
 ) -> None:
     monkeypatch.setattr(member, "SETTLE_SECONDS", 0.0)
     leader = rank_0(Pbs(nodes=2))
-    leader.meeting.write("ranks/0.json", {"host": "alpha"})
+    leader.folder.write("ranks/0.json", {"host": "alpha"})
     assert leader.arrivals() is None
-    leader.meeting.write("ranks/1.json", {"host": "beta"})
+    leader.folder.write("ranks/1.json", {"host": "beta"})
     assert leader.arrivals() == {0: {"host": "alpha"}, 1: {"host": "beta"}}
 
 
 def test_the_learners_machine_has_its_own_number_of_cores(rank_0: Callable[..., Member]) -> None:
-    leader = rank_0(Slurm(cpus_per_node=4, learner=Learner(cpus=16)))
+    leader = rank_0(Slurm(cpus_per_node=4, learner=LearnerMachine(cpus=16)))
     facts = {"cpus": list(range(64)), "allotted": 16}
     assert leader.cores([{**facts, "rank": 0}])["cores"] == 16
     assert leader.cores([{**facts, "rank": 1}])["cores"] == 4
@@ -228,7 +228,7 @@ def test_the_learners_machine_has_its_own_number_of_cores(rank_0: Callable[..., 
 def test_a_machine_that_does_not_see_the_job_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node, "SEE_SECONDS", 0.0)
     with pytest.raises(FeverError, match=r"does not see .*; is it on a file system that all machines share"):
-        node._site(JobFolder(tmp_path / "job"))
+        node._target_of(JobFolder(tmp_path / "job"))
 
 
 # this host
@@ -283,16 +283,16 @@ def test_own_address_is_one_that_others_can_reach() -> None:
 
 def test_a_second_launch_leaves_a_running_job_alone(run: Path) -> None:
     job = Job(run, 1)
-    meeting = JobFolder(run / "job")
-    meeting.write_text("token", "theirs")
+    folder = JobFolder(run / "job")
+    folder.write_text("token", "theirs")
     beating = subprocess.Popen([
         sys.executable, "-c",
         "import sys, time; from pathlib import Path; from fever.job import JobFolder\n"
         "for beat in range(100): JobFolder(Path(sys.argv[1])).write_text('alive', f'other {beat}'); time.sleep(0.5)",
-        str(meeting.path),
+        str(folder.path),
     ])  # fmt: skip
     try:
-        wait_for(lambda: meeting.read_text("alive"), "sign of life")
+        wait_for(lambda: folder.read_text("alive"), "sign of life")
         job.start(0)
         ((code, output),) = job.end().values()
     finally:
@@ -300,18 +300,18 @@ def test_a_second_launch_leaves_a_running_job_alone(run: Path) -> None:
         beating.wait()
     assert code == 2
     assert "is being trained by another job" in output
-    assert meeting.token.read_text() == "theirs"
+    assert folder.token.read_text() == "theirs"
 
 
 def test_rank_0_of_the_same_launch_is_no_other_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It replaces the sign of life that a killed launch has left, while this rank looks whether that still beats."""
-    meeting = JobFolder(tmp_path)
-    meeting.write_text("alive", "killed 17")
-    monkeypatch.setattr(member.time, "sleep", lambda seconds: meeting.write_text("alive", "mine 1"))
-    member.refuse_occupied(meeting, Rank("PMI", 1, 2, "mine"))
-    meeting.write_text("alive", "killed 17")
+    folder = JobFolder(tmp_path)
+    folder.write_text("alive", "killed 17")
+    monkeypatch.setattr(member.time, "sleep", lambda seconds: folder.write_text("alive", "mine 1"))
+    member.refuse_occupied(folder, Rank("PMI", 1, 2, "mine"))
+    folder.write_text("alive", "killed 17")
     with pytest.raises(FeverError, match="is being trained by another job"):
-        member.refuse_occupied(meeting, Rank("PMI", 1, 2, "other"))
+        member.refuse_occupied(folder, Rank("PMI", 1, 2, "other"))
 
 
 def test_an_old_sign_of_life_keeps_nobody_out(run: Path) -> None:
