@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -34,6 +33,8 @@ from fever.runs.events import EventWriter
 
 FORMAT = 1  # of the checkpoint's manifest; raised when an old reader could not read a new one
 RULES = {"reward": "reward", "steps": "steps", "iterations": "iterations", "time": "seconds"}  # stop reason -> field
+LOCK_SECONDS = 1.0  # to claim a run: others hold its lock for a moment when they probe it
+PROBE_SECONDS = 0.04  # after which a lock is taken to be held by a trainer and not by another probe
 
 
 class Run:
@@ -136,29 +137,32 @@ class Run:
     # one writer at a time
 
     def lock(self) -> None:
-        """Claim the directory for this process until `close`."""
-        self._lock = open(self.path / layout.LOCK, "a+")  # noqa: SIM115 - held as long as the run trains
+        """Claim the directory for this process until `close`; forked children do not hold the lock."""
+        from filelock import FileLock, Timeout  # 0.05 s that reading a run does not need
+
+        path = self.path / layout.LOCK
+        lock = FileLock(path, timeout=LOCK_SECONDS, thread_local=False)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.seek(0)
-            owner = self._lock.read().strip()
-            self._lock = None
-            raise FeverError(f"{self.path} is being trained right now by process {owner or 'unknown'}") from None
-        self._lock.truncate(0)
-        self._lock.write(f"{os.getpid()}\n")
-        self._lock.flush()
+            lock.acquire()
+        except Timeout:
+            owner = path.read_text().strip() or "unknown"
+            raise FeverError(f"{self.path} is being trained right now by process {owner}") from None
+        path.write_text(f"{os.getpid()}\n")
+        self._lock = lock
 
     @property
     def running(self) -> bool:
         """Whether a process on this machine is training it."""
+        if not (self.path / layout.LOCK).is_file():
+            return False
+        from filelock import FileLock, Timeout
+
         try:
-            with open(self.path / layout.LOCK) as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            with FileLock(self.path / layout.LOCK, timeout=PROBE_SECONDS, poll_interval=PROBE_SECONDS / 4):
                 return False
-        except BlockingIOError:
+        except Timeout:
             return True
-        except OSError:
+        except OSError:  # of another user: it cannot be written to
             return False
 
     @property
@@ -307,9 +311,11 @@ class Run:
 
     def close(self) -> None:
         """Close files and give up the lock."""
-        for file in (self._metrics, self._episodes, self._board, self._lock):
+        for file in (self._metrics, self._episodes, self._board):
             if file is not None:
                 file.close()
+        if self._lock is not None:
+            self._lock.release()
         self._metrics = self._episodes = self._board = self._lock = None
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +223,28 @@ def test_a_run_without_facts_is_listed(tmp_path: Path) -> None:
         Run.create(RunConfig(env="X-v0", runs=str(tmp_path), name=name), {})
     (tmp_path / "a" / "facts.json").unlink()
     assert {run.path.name for run in list_runs(tmp_path)} == {"a", "b"}
+
+
+def test_one_process_at_a_time_trains_a_run(tmp_path: Path) -> None:
+    run = Run.create(RunConfig(env="X-v0", runs=str(tmp_path), name="a"), {})
+    assert not run.running
+    run.lock()
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)  # a child that outlives the trainer does not keep the lock
+        os._exit(0)
+    try:
+        other = Run(run.path)
+        assert other.running
+        with pytest.raises(FeverError, match=f"is being trained right now by process {os.getpid()}$"):
+            other.lock()
+        run.close()
+        assert not other.running
+        other.lock()
+        other.close()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def test_missing_values_are_left_out_of_a_smooth_curve() -> None:

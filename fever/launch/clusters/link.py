@@ -9,10 +9,11 @@ works while the job runs, afterwards, and when the cluster is gone.
 
 from __future__ import annotations
 
-import fcntl
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Self
+
+from filelock import FileLock
 
 from fever import layout
 from fever.errors import FeverError
@@ -75,8 +76,7 @@ class Link:
         facts, over, folder = job.facts, job.code is not None, to or job.run
         (folder / layout.JOB).mkdir(parents=True, exist_ok=True)
         latest = folder / layout.JOB / ".mirror"  # by whom the folder was last changed
-        with open(latest, "a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with FileLock(latest):
             mirror = self.mirror(folder, facts["there"])
             if latest.read_text() != mirror.id:
                 mirror.begun = False  # the other side is told anew what is here

@@ -6,7 +6,6 @@ hosts says by itself which cluster it belongs to, so a record is never the only 
 
 from __future__ import annotations
 
-import fcntl
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +14,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from fever.errors import FeverError
 from fever.job import JobFolder, records
@@ -101,11 +102,11 @@ def _alone(name: str) -> Iterator[Path]:
     """The folder of a cluster, for one `up` or `down` at a time; gone afterwards if nothing is up."""
     folder = records("clusters") / name
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with open(folder / "lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise FeverError(f"another fever is just changing {name}; wait for it") from None
+    try:
+        lock = FileLock(folder / "lock", blocking=False).acquire()
+    except Timeout:
+        raise FeverError(f"another fever is just changing {name}; wait for it") from None
+    with lock:
         try:
             yield folder
         finally:
