@@ -1,41 +1,35 @@
-"""For all tests, those of the examples included."""
+"""Settings of pytest for all tests, those of the examples included."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import tempfile
+from pathlib import Path
+from typing import Any
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-TOGETHER = {  # files whose tests run in one process, one after the other -> its name; all other tests run anywhere
-    "test_lab.py": "lab",  # machines on two cores, and what jobs leave in /tmp
-    "test_node.py": "lab",
-    "test_agent.py": "lab",
-    "test_slurm.py": "lab",
-    "test_mpi.py": "lab",
-    "test_ssh.py": "lab",
-    "test_aws_life.py": "lab",
-    "test_cluster.py": "rays",  # one Ray for a file, and no more than one such at a time
-    "test_elastic.py": "rays",
-    "test_rllib.py": "rays",
-    "test_rollout_batches.py": "rays",
-    "test_shards.py": "rays",
-    "test_stream.py": "rays",
-    "test_search.py": "rays",
-    "test_tune.py": "rays",
-    "test_workers.py": "rays",
+# Tests with one of these markers run in one process, one after the other. All other tests run in any process.
+GROUPS = {
+    "lab": "needs the lab's machines, or asserts what jobs leave in /tmp; runs beside no other such test",
+    "ray": "starts Ray; runs beside no other such test",
 }
 COMPILED = "JAX_COMPILATION_CACHE_DIR"  # read by JAX
+GROUPS_FOLDER = pytest.StashKey[Path]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compile no program twice in all that a process of the tests starts: trainings of seconds compile for seconds.
+    """Register the markers, share compiled programs between the processes of a run, and let Ctrl-C interrupt them.
 
-    And have Ctrl-C mean what it means: a shell's background job, which this may be, and all that it starts ignore it.
+    Short trainings spend most of their time compiling, hence the cache. A shell's background job, which this may be,
+    ignores Ctrl-C, and so would all processes that it starts.
     """
+    for name, meaning in GROUPS.items():
+        config.addinivalue_line("markers", f"{name}: {meaning}")
     if worker := os.environ.get("PYTEST_XDIST_WORKER"):  # JAX may read what another process is just writing there
         os.environ[COMPILED] = os.path.join(os.environ[COMPILED], worker)
     elif COMPILED not in os.environ:
@@ -46,16 +40,41 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-class Together(LoadScopeScheduling):
-    """Hands out single tests, but those of some files together; the largest such group first.
+class MarkerScheduling(LoadScopeScheduling):
+    """Hands out single tests, but all tests of a group together; the largest group first.
 
-    pytest-xdist's own groups by mark have no effect with pytest 9.2.
+    The scheduler knows tests by their names only, so every process writes the groups of its tests to a file (below).
+    pytest-xdist's own `--dist loadgroup` changes names of tests instead, which has no effect since pytest 9.2.
     """
 
+    def __init__(self, config: pytest.Config, log: Any, groups: Path) -> None:
+        super().__init__(config, log)
+        self.folder = groups
+        self.groups: dict[str, str] = {}
+
+    def schedule(self) -> None:
+        for file in self.folder.glob("*.json"):  # of all processes: each has collected its tests by now
+            self.groups.update(json.loads(file.read_text()))
+        super().schedule()
+
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0].rpartition("/")[2]
-        return TOGETHER.get(file, nodeid)
+        return self.groups.get(nodeid, nodeid)
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Together:
-    return Together(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> MarkerScheduling:
+    return MarkerScheduling(config, log, config.stash[GROUPS_FOLDER])
+
+
+def pytest_configure_node(node: Any) -> None:
+    """Tell a process of pytest-xdist, before it starts, where to write the groups of its tests."""
+    config = node.config
+    if GROUPS_FOLDER not in config.stash:
+        config.stash[GROUPS_FOLDER] = Path(tempfile.mkdtemp(prefix="fever-groups-"))
+        config.add_cleanup(lambda: shutil.rmtree(config.stash[GROUPS_FOLDER], ignore_errors=True))
+    node.workerinput["groups"] = str(config.stash[GROUPS_FOLDER] / f"{node.workerinput['workerid']}.json")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if file := getattr(config, "workerinput", {}).get("groups"):
+        marked = {item.nodeid: [name for name in GROUPS if item.get_closest_marker(name)] for item in items}
+        Path(file).write_text(json.dumps({nodeid: names[0] for nodeid, names in marked.items() if names}))

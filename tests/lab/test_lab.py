@@ -18,6 +18,8 @@ from tests.helpers import wait_for
 from tests.lab import machines as module
 from tests.lab.machines import Lab, LabError, Machine, namespace, require_lab
 
+pytestmark = pytest.mark.lab
+
 OUTSIDE = "192.0.2.1"  # reserved for documentation, so nobody's
 UNREACHABLE = {"OSError", "TimeoutError"}  # no route to the host, or not yet known that there is none
 GREET = "import socket, sys; listener = socket.create_server((sys.argv[1], 7000)); print('up', flush=True)\n"

@@ -33,7 +33,7 @@ LIMIT = 120  # seconds that anything here may take on a busy machine
 IN_HAND = 2 * AHEAD * 10 * 2  # transitions that two explorers have on their way, of two environments and ten steps
 
 
-pytestmark = pytest.mark.usefixtures("ray")
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray")]
 
 
 @contextmanager

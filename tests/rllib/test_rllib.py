@@ -36,7 +36,7 @@ from fever.training.trainer import resume
 from tests.helpers import wait_for, without_ray
 from tests.rllib.parts import TwoAgents
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # RLlib has many; in a run they go to its log
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]  # RLlib has many; in a run they go to its log
 SMALL: dict[str, Any] = {"train_batch_size_per_learner": 200, "minibatch_size": 50, "num_epochs": 2}
 
 

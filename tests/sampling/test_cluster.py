@@ -15,6 +15,8 @@ from fever.sampling.ray_cluster import connect, cores_in_reach
 from fever.system import usable_cores
 from tests.sampling.test_workers import make
 
+pytestmark = pytest.mark.ray
+
 
 @pytest.fixture
 def machines() -> Iterator[Any]:

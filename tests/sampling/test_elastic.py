@@ -29,7 +29,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-pytestmark = pytest.mark.usefixtures("ray")
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray")]
 
 
 @contextmanager

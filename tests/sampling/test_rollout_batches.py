@@ -35,6 +35,8 @@ from tests.sampling.test_rollouts import (
     weights_of,
 )
 
+pytestmark = pytest.mark.ray
+
 
 def reference(iterations: int, steps: int = 100) -> list[list[Fragment]]:
     """The batches of one environment in this process."""

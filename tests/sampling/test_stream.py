@@ -28,7 +28,7 @@ from tests.helpers import wait_for
 LIMIT = 120  # seconds that anything here may take on a busy machine
 
 
-pytestmark = pytest.mark.usefixtures("ray")
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray")]
 
 
 def learner(source: EnvSource, workers: int, **settings: Any) -> Impala:

@@ -25,7 +25,7 @@ from fever.sampling.workers import LocalWorkers, RayWorkers
 from tests.conftest import run_fever
 from tests.helpers import wait_for, without_ray
 
-pytestmark = pytest.mark.usefixtures("ray")
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray")]
 
 
 def make(source: EnvSource, count: int, envs: int = 2, steps: int = 8, **fields: Any) -> tuple[Any, PPO]:

@@ -30,6 +30,8 @@ from tests.environments import TimeLimitEnv
 from tests.helpers import without_ray
 from tests.tune.test_tune import configure
 
+pytestmark = pytest.mark.ray
+
 
 @pytest.fixture(scope="module")
 def searched(ray: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:

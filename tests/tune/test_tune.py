@@ -25,6 +25,8 @@ from fever.tune.study import check_kind, resolve
 from fever.tune.trial import Plan, Trial
 from tests.environments import TimeLimitEnv
 
+pytestmark = pytest.mark.ray
+
 SMALL = {"steps": 32, "minibatch": 64, "epochs": 4}  # settings of PPO that learn in seconds
 RATES = {"learning_rate": "loguniform(1e-5,1e-2)", "hidden": "choice([32],[16,16])"}
 

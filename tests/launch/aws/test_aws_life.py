@@ -19,6 +19,8 @@ from tests.helpers import WAREHOUSE, has_helped, wait_for
 from tests.lab.cloud import REGION, Cloud, Permissions, own_roles
 from tests.lab.machines import require_lab
 
+pytestmark = pytest.mark.lab
+
 pytest.importorskip("boto3")
 
 CLUSTER: dict[str, Any] = {

@@ -20,6 +20,8 @@ from tests.conftest import ROOT
 from tests.helpers import WAREHOUSE, has_helped, wait_for
 from tests.lab.machines import Command, Lab, Machine, require_lab
 
+pytestmark = pytest.mark.lab
+
 FEVER = [sys.executable, "-m", "fever"]
 
 

@@ -25,6 +25,8 @@ from fever.launch.on_host import agent, host
 from fever.launch.targets import Ssh, load_target, restore_target
 from tests.helpers import wait_for
 
+pytestmark = pytest.mark.lab
+
 
 @pytest.mark.parametrize("scratch", ["/nowhere", "/tmp/too/long/a/path/for/the/sockets/of/ray"])
 def test_a_node_is_found_where_it_had_to_go(scratch: str) -> None:

@@ -18,6 +18,8 @@ from tests.helpers import wait_for
 from tests.lab.machines import Command, Lab, require_lab
 from tests.launch.schedulers.test_slurm import FEVER, FOREVER, Site, metrics, summary
 
+pytestmark = pytest.mark.lab
+
 MINE = "/srv/fever-lab"  # a folder that every machine has for itself
 
 

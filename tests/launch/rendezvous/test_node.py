@@ -29,6 +29,8 @@ from fever.launch.targets import LearnerMachine, Mpi, Pbs, Slurm
 from tests.conftest import ROOT
 from tests.helpers import wait_for
 
+pytestmark = pytest.mark.lab
+
 
 class Job:
     """A job whose ranks are started one by one, as a launcher would, all on this machine."""

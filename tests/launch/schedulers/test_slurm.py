@@ -18,6 +18,8 @@ from tests.conftest import ROOT
 from tests.helpers import wait_for
 from tests.lab.machines import Lab, require_lab
 
+pytestmark = pytest.mark.lab
+
 FEVER = [sys.executable, "-m", "fever"]
 FOREVER = ("--stop-steps", "100000000", "--stop-time", "10m")
 
