@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,12 +16,11 @@ import yaml
 
 from fever.config import validate
 from fever.errors import FeverError
-from fever.launch import aws, signals
+from fever.launch import aws
 from fever.launch.aws import config as aws_config
 from fever.launch.aws import launcher, leftovers, resources
 from fever.launch.aws.resources import Facts, Names
 from fever.launch.targets import Aws
-from tests.helpers import wait_for
 from tests.lab.cloud import REGION, Call, Permissions, own_roles
 
 pytest.importorskip("boto3")
@@ -168,17 +165,6 @@ def test_the_reason_is_found_in_the_launchers_log() -> None:
     assert launcher.last_words(COMMAND_FAILED) == "bash: /nonexistent/python: No such file or directory"
     assert launcher.last_words("Traceback\nKeyError: 'x'\n") == "Traceback; KeyError: 'x'"
     assert launcher.last_words("") == "it said nothing"
-
-
-def test_signals() -> None:
-    said: list[str] = []
-    with pytest.raises(KeyboardInterrupt), signals.signals_interrupt():  # noqa: PT012 - the signal comes in the body
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(5)
-    with signals.signals_wait(said.append):
-        os.kill(os.getpid(), signal.SIGINT)
-        wait_for(lambda: said, "the sentence", 5)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_prices() -> None:
