@@ -18,9 +18,9 @@ import numpy as np
 
 from fever.algos.base import Task
 from fever.algos.ppo import PPO, PPOConfig
-from fever.envs.loop import make_envs
+from fever.envs.make import make_envs
 from fever.envs.source import EnvContext, EnvSource
-from fever.sampling.sampler import SamplerSpec
+from fever.sampling.spec import SamplerSpec
 from fever.sampling.workers import RayWorkers
 
 Result = dict[str, object]

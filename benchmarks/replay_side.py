@@ -59,7 +59,8 @@ def columns(rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
 
 def run_fever(arguments: argparse.Namespace) -> Result:
     """Fever's SumTree and ReplayBuffer."""
-    from fever.replay.buffer import ReplayBuffer, ReplaySpec, SumTree, Transitions
+    from fever.replay.buffer import ReplayBuffer, ReplaySpec, Transitions
+    from fever.replay.sum_tree import SumTree
 
     rng = np.random.default_rng(arguments.seed)
     tree = SumTree(CAPACITY)

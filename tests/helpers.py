@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fever.runs.run import Run
-from fever.sampling.sampler import Fragment
+from fever.sampling.spec import Fragment
 
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]  # of trainings to a goal
 

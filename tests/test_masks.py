@@ -17,7 +17,8 @@ from gymnasium import spaces
 
 import fever
 import fever.envs.worker_count
-from fever.envs.loop import Envs, make_envs, make_one
+from fever.envs.contract import Envs
+from fever.envs.make import make_envs, make_one
 from fever.envs.source import EnvContext, EnvSource
 from fever.envs.worker_count import time_steps
 from fever.errors import ContractError, FeverError
@@ -28,7 +29,8 @@ from fever.policy.spaces import describe, encode, encoded_shape, with_mask
 from fever.replay.explorer import Exploration, Explorer
 from fever.runs.evaluate import evaluate, source_of
 from fever.runs.run import Run
-from fever.sampling.sampler import Sampler, SamplerSpec
+from fever.sampling.sampler import Sampler
+from fever.sampling.spec import SamplerSpec
 from tests.environments import SPACES, MaskedEnv, NextStepMasked, SameStepMasked
 
 BOX = describe(spaces.Box(-1, 1, (2,)))

@@ -17,8 +17,8 @@ from fever.errors import FeverError, TrainingError
 from fever.policy import Network, Params
 from fever.policy.policy import network_for
 from fever.policy.spaces import Description
-from fever.sampling.sampler import Report, SamplerSpec
-from fever.sampling.workers import Pool
+from fever.sampling.pool import Pool
+from fever.sampling.spec import Report, SamplerSpec
 from fever.signals import cuttable
 
 LEARNER_STREAM = 2**32 - 1  # of random numbers, where samplers have their worker's index

@@ -20,7 +20,7 @@ from fever.algos.on_policy import GradientLearner, explained_variance, following
 from fever.algos.returns import vtrace
 from fever.config import NetworkSettings, setting
 from fever.policy import Params
-from fever.sampling.sampler import Fragment
+from fever.sampling.spec import Fragment
 from fever.sampling.stream import LocalStream, RayStream, Stream
 
 STEP_METRICS = (

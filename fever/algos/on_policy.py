@@ -14,7 +14,7 @@ from fever.algos.flat_params import Vectorizer
 from fever.algos.normalize import Normalizer
 from fever.algos.returns import gae
 from fever.policy import Network, Params, distribution_for
-from fever.sampling.sampler import Fragment
+from fever.sampling.spec import Fragment
 
 IMAGE_CHUNK = 32  # rows of images whose patches stay in a CPU's cache
 

@@ -18,7 +18,7 @@ from fever.algos.on_policy import IMAGE_CHUNK, GradientLearner, advantages_of, e
 from fever.config import NetworkSettings, setting
 from fever.errors import FeverError
 from fever.policy import Params
-from fever.sampling.sampler import Fragment
+from fever.sampling.spec import Fragment
 from fever.sampling.workers import Workers, make_workers
 
 STEP_METRICS = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "gradient_norm", "updates")

@@ -35,7 +35,7 @@ from fever.config import NetworkSettings, setting
 from fever.errors import FeverError
 from fever.policy import Params, distribution_for
 from fever.sampling.rollouts import Rollouts, make_rollouts
-from fever.sampling.sampler import Fragment
+from fever.sampling.spec import Fragment
 from fever.sampling.workers import Workers, make_workers
 
 METRICS = (

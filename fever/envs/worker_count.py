@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fever.envs.loop import Envs
+from fever.envs.contract import Envs
 from fever.errors import FeverError
 from fever.job import current_job
 from fever.policy import distribution_for

@@ -22,9 +22,9 @@ from fever.policy import Params
 from fever.policy.spaces import Description
 from fever.replay.buffer import Batch, ReplayBuffer, ReplaySpec, check_memory
 from fever.replay.explorer import Exploration, Explorer
+from fever.sampling.pool import Pool
 from fever.sampling.ray_cluster import machines_in_reach
-from fever.sampling.sampler import Report, SamplerSpec
-from fever.sampling.workers import Pool
+from fever.sampling.spec import Report, SamplerSpec
 from fever.signals import uncut
 from fever.system import free_memory
 from fever.text import format_bytes

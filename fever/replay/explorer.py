@@ -8,12 +8,13 @@ from time import perf_counter
 
 import numpy as np
 
-from fever.envs.loop import Step
+from fever.envs.contract import Step
 from fever.policy import Params
 from fever.policy.networks import FORBIDDEN
 from fever.policy.spaces import Description
 from fever.replay.buffer import Transitions
-from fever.sampling.sampler import Report, Roll, Runner, SamplerSpec
+from fever.sampling.runner import Roll, Runner
+from fever.sampling.spec import Report, SamplerSpec
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ from fever.policy import Params
 from fever.replay.buffer import Batch, ReplayBuffer, ReplaySpec
 from fever.replay.experience import BUFFER_STREAM, Draw, Experience, ExperienceSpec, load_shards, save_shards
 from fever.replay.explorer import Explorer
-from fever.sampling.sampler import Report
-from fever.sampling.workers import BusyPool, WorkerActor, losses, reason_of
+from fever.sampling.ray_pool import BusyPool, WorkerActor, losses, reason_of
+from fever.sampling.spec import Report
 
 AHEAD = 2  # calls that an explorer, and draws that a shard, has in hand
 SLACK = 4  # draws by which either side may run ahead of the ratio

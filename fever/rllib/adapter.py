@@ -21,7 +21,7 @@ import numpy as np
 from fever import layout
 from fever.algos.base import Iteration, Place, State
 from fever.config import RunConfig
-from fever.envs.loop import make_envs
+from fever.envs.make import make_envs
 from fever.envs.source import EnvContext, EnvSource
 from fever.envs.worker_count import choose_workers
 from fever.errors import FeverError, TrainingError
@@ -38,9 +38,10 @@ from fever.rllib.metrics import (
 )
 from fever.rllib.settings import RUN_SETTINGS, default_config, fill, first_sentence, split_settings, validated
 from fever.rllib.structure import pack
+from fever.sampling.pool import Pool
 from fever.sampling.ray_cluster import Cluster, connect, cores_in_reach
-from fever.sampling.sampler import Report
-from fever.sampling.workers import Pool, search_path
+from fever.sampling.ray_pool import search_path
+from fever.sampling.spec import Report
 from fever.training.logs import errors_to
 from fever.training.setup import SMALL_WIDTH, Prepared
 

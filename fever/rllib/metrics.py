@@ -7,7 +7,8 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-from fever.sampling.sampler import Episode, Report, scalars
+from fever.sampling.runner import scalars
+from fever.sampling.spec import Episode, Report
 
 EPISODES = "fever_episodes"  # RLlib's name for what `note_episode` logs
 NO_SECONDS = {"env": 0.0, "total": 0.0}

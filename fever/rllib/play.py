@@ -25,7 +25,7 @@ from fever.rllib.structure import unpack
 from fever.runs.checkpoint import WEIGHTS_PREFIX, Checkpoint
 from fever.runs.evaluate import frame_of
 from fever.runs.run import Run
-from fever.sampling.workers import search_path
+from fever.sampling.ray_pool import search_path
 
 REMEMBERED = 200  # steps that connectors can look back over while a policy acts, half of it at least
 FILM_STEPS = 64  # played at a time, until an episode ends

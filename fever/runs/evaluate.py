@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fever.envs.loop import MASK, describe_info, describe_spaces, make_envs
+from fever.envs.contract import MASK, describe_info, describe_spaces
+from fever.envs.make import make_envs
 from fever.envs.source import EnvContext, EnvSource, make_env
 from fever.errors import FeverError
 from fever.runs.checkpoint import Checkpoint

@@ -13,8 +13,11 @@ from typing import Any
 
 from fever.policy import Params
 from fever.policy.spaces import Description
-from fever.sampling.sampler import Fragment, Sampler, SamplerSpec
-from fever.sampling.workers import BusyPool, Pool, SamplerActor
+from fever.sampling.pool import Pool
+from fever.sampling.ray_pool import BusyPool
+from fever.sampling.sampler import Sampler
+from fever.sampling.spec import Fragment, SamplerSpec
+from fever.sampling.workers import SamplerActor
 
 AHEAD = 2  # calls that a sampler has in hand
 PATIENCE = 0.2  # seconds between two looks at whether the thread still lives

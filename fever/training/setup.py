@@ -12,7 +12,8 @@ from fever.algos.base import Learner, Task
 from fever.algos.device import limit_learner_threads, prepare_jax
 from fever.algos.registry import config_of, find_algorithm
 from fever.config import DEFAULT_ENVS, RunConfig, is_rllib, validate
-from fever.envs.loop import Envs, make_envs
+from fever.envs.contract import Envs
+from fever.envs.make import make_envs
 from fever.envs.source import EnvContext, EnvSource
 from fever.envs.worker_count import choose_workers
 from fever.policy import Policy

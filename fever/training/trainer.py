@@ -27,7 +27,7 @@ from fever.training.logs import log_to_file
 
 if TYPE_CHECKING:
     from fever.algos.base import Iteration
-    from fever.sampling.workers import Pool
+    from fever.sampling.pool import Pool
 
 REPLAY_SHARE = 0.05  # of the time may go into saving it
 

@@ -15,7 +15,7 @@ from ray.tune.search.basic_variant import BasicVariantGenerator
 from fever import layout
 from fever.runs.run import Run
 from fever.sampling.ray_cluster import Cluster
-from fever.sampling.workers import search_path
+from fever.sampling.ray_pool import search_path
 from fever.tune.actor import TrialActor
 from fever.tune.driver import send_to_root
 from fever.tune.score import BUDGET

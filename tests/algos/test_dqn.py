@@ -17,7 +17,7 @@ from fever.algos.adam import AdamState
 from fever.algos.apex import Apex, epsilon_ladder
 from fever.algos.base import Task
 from fever.algos.dqn import DQN
-from fever.envs.loop import make_envs
+from fever.envs.make import make_envs
 from fever.envs.source import EnvContext, EnvSource
 from fever.errors import FeverError, TrainingError
 from fever.replay.buffer import Batch

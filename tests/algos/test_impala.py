@@ -13,11 +13,12 @@ import pytest
 
 from fever.algos.base import Place, Task
 from fever.algos.impala import APPO, STEP_METRICS, APPOConfig, Impala, ImpalaConfig
-from fever.envs.loop import make_envs
+from fever.envs.make import make_envs
 from fever.envs.source import EnvContext, EnvSource
 from fever.errors import TrainingError
 from fever.policy import Params
-from fever.sampling.sampler import Fragment, Sampler, SamplerSpec
+from fever.sampling.sampler import Sampler
+from fever.sampling.spec import Fragment, SamplerSpec
 from fever.sampling.stream import Stream
 from tests.environments import CounterEnv, MaskedEnv, NextStepCounters
 from tests.helpers import changed, split

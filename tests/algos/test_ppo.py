@@ -16,11 +16,12 @@ from fever.algos.on_policy import values_of
 from fever.algos.ppo import PPO, PPOConfig
 from fever.algos.returns import gae
 from fever.config import RunConfig
-from fever.envs.loop import make_envs
+from fever.envs.make import make_envs
 from fever.envs.source import EnvContext, EnvSource
 from fever.errors import FeverError, TrainingError
 from fever.policy.spaces import Description
-from fever.sampling.sampler import Fragment, Sampler, SamplerSpec
+from fever.sampling.sampler import Sampler
+from fever.sampling.spec import Fragment, SamplerSpec
 from fever.sampling.workers import LocalWorkers
 from fever.training import setup as prepare
 from tests.environments import CounterEnv, IdentityEnv, ImageEnv, NextStepCounters, SameStepCounters

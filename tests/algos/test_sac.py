@@ -16,7 +16,7 @@ from scipy import integrate, stats
 import fever
 from fever.algos.base import Task
 from fever.algos.sac import CRITICS, SAC, SACConfig
-from fever.envs.loop import make_envs
+from fever.envs.make import make_envs
 from fever.envs.source import EnvContext, EnvSource
 from fever.errors import FeverError
 from fever.policy import SquashedGaussian, distribution_for

@@ -13,9 +13,11 @@ import pytest
 
 from fever.algos.base import Task
 from fever.algos.trpo import TRPO, TRPOConfig, conjugate_gradients
-from fever.envs.loop import EnvContext, EnvSource, make_envs
+from fever.envs.make import make_envs
+from fever.envs.source import EnvContext, EnvSource
 from fever.errors import TrainingError
-from fever.sampling.sampler import Fragment, Sampler, SamplerSpec
+from fever.sampling.sampler import Sampler
+from fever.sampling.spec import Fragment, SamplerSpec
 from tests.environments import CounterEnv, IdentityEnv, ImageEnv, MaskedEnv, NextStepCounters
 from tests.helpers import changed
 

@@ -17,11 +17,11 @@ import pytest
 import fever
 from fever.algos.base import Place
 from fever.algos.trpo import METRICS, TRPO, episode_statistics
-from fever.envs.loop import EnvSource
+from fever.envs.source import EnvSource
 from fever.errors import FeverError
 from fever.runs.evaluate import evaluate, source_of
 from fever.sampling.rollouts import LocalRollouts
-from fever.sampling.sampler import Episode, Fragment
+from fever.sampling.spec import Episode, Fragment
 from fever.training.trainer import resume
 from tests.algos.test_trpo import Batch, assert_same, collect, enlarge, make, sampler
 from tests.environments import CounterEnv, DrawnEnv, MaskedEnv

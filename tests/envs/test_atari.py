@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 from gymnasium.vector import VectorEnv
 
-from fever.envs.loop import LoopEnvs, NativeEnvs, Step, make_envs
+from fever.envs.contract import Step
+from fever.envs.loop import LoopEnvs
+from fever.envs.make import make_envs
+from fever.envs.native import NativeEnvs
 from fever.envs.source import EnvContext, EnvSource, make_env
 from fever.errors import FeverError
 from tests.conftest import run_fever
@@ -218,7 +221,7 @@ def test_other_vector_environments_keep_their_own_metadata() -> None:
 
 def test_ale_is_imported_only_when_named() -> None:
     code = (
-        "import sys; from fever.envs.loop import *; make_envs(EnvSource('CartPole-v1'), 1, EnvContext()); "
+        "import sys; from fever.envs.make import *; make_envs(EnvSource('CartPole-v1'), 1, EnvContext()); "
         "assert 'ale_py' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -10,7 +10,9 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from fever.envs.loop import LoopEnvs, NativeEnvs, close_all, make_envs
+from fever.envs.loop import LoopEnvs, close_all
+from fever.envs.make import make_envs
+from fever.envs.native import NativeEnvs
 from fever.envs.source import EnvContext, EnvSource, make_env
 from fever.envs.worker_count import time_steps
 from fever.errors import ContractError, FeverError

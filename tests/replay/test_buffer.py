@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fever.errors import FeverError
-from fever.replay.buffer import Batch, ReplayBuffer, ReplaySpec, SumTree, Transitions, check_memory
+from fever.replay.buffer import Batch, ReplayBuffer, ReplaySpec, Transitions, check_memory
+from fever.replay.sum_tree import SumTree
 from fever.system import free_memory
 
 settings.register_profile("replay", deadline=None, derandomize=True, max_examples=40)

@@ -18,7 +18,7 @@ import pytest
 import fever
 from fever.algos.base import Place, Task
 from fever.algos.dqn import DQN, DQNConfig
-from fever.envs.loop import make_envs
+from fever.envs.make import make_envs
 from fever.envs.source import EnvContext, EnvSource
 from fever.errors import FeverError
 from fever.replay.experience import LocalExperience, load_shards, make_experience, save_shards
@@ -338,8 +338,8 @@ def test_shards_are_held_against_the_machines_that_they_are_spread_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = replace(start(tmp_path).spec, shards=4)
-    for module in ("experience", "replay"):
-        monkeypatch.setattr(f"fever.{module}.free_memory", lambda: spec.replay.bytes * 3 // 2)
+    for module in ("experience", "buffer"):
+        monkeypatch.setattr(f"fever.replay.{module}.free_memory", lambda: spec.replay.bytes * 3 // 2)
     monkeypatch.setattr("fever.replay.shards.RayExperience", lambda *arguments: "made")
     for machines in (1, 2, 3):
         monkeypatch.setattr("fever.replay.experience.machines_in_reach", lambda count=machines: [2.0] * count)

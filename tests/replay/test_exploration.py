@@ -11,7 +11,7 @@ import pytest
 from fever.errors import ContractError
 from fever.policy.spaces import encoded_shape
 from fever.replay.explorer import Explorer
-from fever.sampling.sampler import Episode
+from fever.sampling.spec import Episode
 from tests.environments import BrokenEnv, ClosingEnv, CounterEnv, IdentityEnv, ImageEnv, NextStepCounters, TimeLimitEnv
 from tests.replay.test_explorer import COUNTERS, Row, explore, make, of_env, resolve, transitions, weights
 

@@ -14,13 +14,13 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from fever.envs.loop import make_envs
+from fever.envs.make import make_envs
 from fever.envs.source import EnvContext, EnvSource
 from fever.policy import Params
 from fever.policy.policy import network_for
 from fever.replay.buffer import ReplayBuffer, ReplaySpec, Transitions
 from fever.replay.explorer import Exploration, Explorer
-from fever.sampling.sampler import Report, SamplerSpec
+from fever.sampling.spec import Report, SamplerSpec
 from tests.environments import CounterEnv, NextStepCounters, SameStepCounters
 
 COUNTERS = pytest.mark.parametrize("target", [CounterEnv, SameStepCounters, NextStepCounters])

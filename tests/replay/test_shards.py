@@ -20,7 +20,7 @@ import pytest
 
 from fever.algos.apex import Apex, ApexConfig
 from fever.algos.base import Place, Task
-from fever.envs.loop import make_envs
+from fever.envs.make import make_envs
 from fever.envs.source import EnvContext, EnvSource
 from fever.errors import ContractError, FeverError, TrainingError
 from fever.replay.experience import Draw, load_shards

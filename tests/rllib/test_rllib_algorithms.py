@@ -20,7 +20,7 @@ from fever.rllib.play import make_runner
 from fever.rllib.settings import known_part, split_settings
 from fever.runs.evaluate import evaluate, source_of
 from fever.runs.run import Run
-from fever.sampling.workers import search_path
+from fever.sampling.ray_pool import search_path
 from fever.training.trainer import resume
 from fever.tune import search
 from tests.conftest import ROOT

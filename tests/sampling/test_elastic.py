@@ -15,10 +15,10 @@ import pytest
 from fever.algos.base import Place, Task
 from fever.algos.registry import find_algorithm
 from fever.config import validate
-from fever.envs.loop import make_envs
+from fever.envs.make import make_envs
 from fever.envs.source import EnvContext, EnvSource
 from fever.sampling.ray_cluster import Machine
-from fever.sampling.workers import RayPool
+from fever.sampling.ray_pool import RayPool
 from tests.helpers import wait_for
 
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -16,10 +16,10 @@ import fever
 from fever.algos.normalize import Moments
 from fever.algos.on_policy import chain
 from fever.algos.trpo import TRPO
-from fever.envs.loop import EnvSource
+from fever.envs.source import EnvSource
 from fever.errors import ContractError
 from fever.sampling.rollouts import LocalRollouts, RayRollouts, Rollouts
-from fever.sampling.sampler import Fragment
+from fever.sampling.spec import Fragment
 from fever.training.trainer import resume
 from tests.sampling.test_rollouts import (
     DRAWN,

@@ -13,11 +13,13 @@ import pytest
 
 from fever.algos.base import Task
 from fever.algos.trpo import TRPO, TRPOConfig
-from fever.envs.loop import EnvContext, EnvSource, make_envs
+from fever.envs.make import make_envs
+from fever.envs.source import EnvContext, EnvSource
 from fever.errors import ContractError
 from fever.policy import Params, distribution_for
-from fever.sampling.rollouts import ROLLOUT_STREAM, EpisodeRunner, make_rollouts
-from fever.sampling.sampler import Fragment, SamplerSpec
+from fever.sampling.episodes import ROLLOUT_STREAM, EpisodeRunner
+from fever.sampling.rollouts import make_rollouts
+from fever.sampling.spec import Fragment, SamplerSpec
 from tests.environments import (
     BrokenEnv,
     CounterEnv,

@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fever.envs.loop import make_envs
+from fever.envs.make import make_envs
 from fever.envs.source import EnvContext, EnvSource
 from fever.errors import ContractError
 from fever.policy import Network, Params
 from fever.policy.policy import network_for
-from fever.sampling.sampler import Fragment, Sampler, SamplerSpec, scalars
+from fever.sampling.runner import scalars
+from fever.sampling.sampler import Sampler
+from fever.sampling.spec import Fragment, SamplerSpec
 from tests.environments import (
     BrokenEnv,
     ClosingEnv,

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fever.sampling.workers
+import fever.sampling.ray_pool
 from fever.algos.base import Place, Task
 from fever.algos.impala import Impala, ImpalaConfig
-from fever.envs.loop import make_envs
+from fever.envs.make import make_envs
 from fever.envs.source import EnvContext, EnvSource
 from fever.errors import ContractError, TrainingError
 from fever.policy import Params
-from fever.sampling.sampler import Fragment
+from fever.sampling.spec import Fragment
 from fever.sampling.stream import LocalStream, RayStream
 from tests.helpers import wait_for
 
@@ -285,7 +285,7 @@ def test_closing_closes_environments_and_ends_every_process(tmp_path: Path) -> N
 
 
 def test_closing_does_not_wait_for_calls_that_take_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fever.sampling.workers, "CLOSE_SECONDS", 1)
+    monkeypatch.setattr(fever.sampling.ray_pool, "CLOSE_SECONDS", 1)
     with started("tests.environments:SleepEnv", {"milliseconds": 20_000}, publish=False) as (stream, weights):
         pids = pids_of(stream)
         stream.publish(weights, 0)

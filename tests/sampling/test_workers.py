@@ -15,12 +15,12 @@ import pytest
 import fever
 from fever.algos.base import Task
 from fever.algos.ppo import PPO, PPOConfig
-from fever.envs.loop import make_envs
+from fever.envs.make import make_envs
 from fever.envs.source import EnvContext, EnvSource
 from fever.envs.worker_count import choose_workers
 from fever.errors import ContractError, FeverError, TrainingError
 from fever.sampling.ray_cluster import Cluster
-from fever.sampling.sampler import SamplerSpec
+from fever.sampling.spec import SamplerSpec
 from fever.sampling.workers import LocalWorkers, RayWorkers
 from tests.conftest import run_fever
 from tests.helpers import wait_for, without_ray

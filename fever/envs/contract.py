@@ -1,0 +1,102 @@
+"""The step contract: N environments stepped together, and their spaces as descriptions."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from fever.errors import FeverError
+from fever.policy.spaces import Description, describe, native_shape, with_mask
+
+MASK = "action_mask"  # name of a mask of allowed actions, in infos or in a Dict observation
+
+
+class Step(NamedTuple):
+    """What one step of N environments gave.
+
+    The arrays are the caller's to keep. `observations` are what the next action is chosen from. Where an episode ended
+    and the environment was reset in the same step, its last observation is in `final`, otherwise the next row is a
+    phantom (see `Envs.next_step`).
+    """
+
+    observations: np.ndarray  # encoded [N, ...]
+    rewards: np.ndarray  # [N]
+    terminated: np.ndarray  # [N] bool
+    truncated: np.ndarray  # [N] bool
+    final: dict[int, np.ndarray]  # index -> encoded last observation of the episode that ended
+    infos: dict[int, dict[str, Any]]  # index -> the last info of the episode that ended
+
+
+class Envs(Protocol):
+    """N environments stepped together."""
+
+    name: str  # for messages
+    count: int
+    observation: Description  # known for good after the first reset, whose infos may bring masks of actions
+    action: Description
+    next_step: bool  # True: after an episode's end the next step ignores its action and returns the reset observation
+    stack: int  # frames in the last axis of an encoded image, newest last, that move on by one in every step; 1: none
+
+    def reset(self, seeds: list[int]) -> np.ndarray: ...
+    def step(self, actions: np.ndarray) -> Step: ...
+    def close(self) -> None: ...
+
+
+def describe_spaces(name: str, observation_space: Any, action_space: Any) -> tuple[Description, Description]:
+    """Describe both spaces of an environment, or say in one sentence why one cannot be used."""
+    found = []
+    for which, space in (("observation", observation_space), ("action", action_space)):
+        try:
+            found.append(describe(space))
+        except ValueError as error:
+            raise FeverError(f"{name} cannot be trained on: its {which} space: {error}") from error
+    observation, action = found
+    if observation["type"] == "dict" and MASK in observation["spaces"]:
+        observation = _describe_mask(name, observation, action, MASK)
+    return observation, action
+
+
+def describe_info(name: str, observation: Description, action: Description, info: dict[str, Any]) -> Description:
+    """The description of observations after a first reset, whose info may bring a mask of actions."""
+    if MASK not in info or observation["type"] == "masked":
+        return observation
+    return _describe_mask(name, observation, action, None)
+
+
+def _describe_mask(name: str, observation: Description, action: Description, key: str | None) -> Description:
+    try:
+        return with_mask(observation, action, key)
+    except ValueError as error:
+        raise FeverError(f"{name} cannot be trained on: {error}") from error
+
+
+def stack_observations(description: Description, observations: list[Any]) -> Any:
+    """A list of N single observations to one batch with a leading axis N on every leaf."""
+    if description["type"] == "masked":
+        batch, key = stack_observations(description["observation"], observations), description["key"]
+        if key is None:
+            return batch
+        try:
+            return {**batch, key: np.array([item[key] for item in observations])}
+        except KeyError as error:
+            raise ValueError(f"the observation has no part {key!r}") from error
+    if description["type"] in ("dict", "tuple"):
+        parts = description["spaces"]
+        pairs = parts.items() if description["type"] == "dict" else enumerate(parts)
+        batch = {}
+        for key, part in pairs:
+            try:
+                items = [item[key] for item in observations]
+            except (KeyError, IndexError, TypeError) as error:
+                raise ValueError(f"the observation has no part {key!r}") from error
+            try:
+                batch[key] = stack_observations(part, items)
+            except ValueError as error:
+                raise ValueError(f"in part {key!r}, {error}") from error
+        return batch
+    try:
+        return np.array(observations)
+    except ValueError as error:
+        shapes = sorted({np.shape(item) for item in observations})
+        raise ValueError(f"the observation has shape {shapes[0]} and {native_shape(description)} is right") from error

@@ -1,0 +1,101 @@
+"""A natively vectorised environment behind the same step contract."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from fever.envs.contract import MASK, Step, describe_info, describe_spaces, stack_observations
+from fever.envs.source import EnvContext, EnvSource, make_vector_env
+from fever.errors import ContractError, FeverError
+from fever.policy.spaces import encode, last_mask
+
+
+class NativeEnvs:
+    """A natively vectorised environment, in whichever of Gymnasium's two autoreset modes it has."""
+
+    def __init__(self, source: EnvSource, count: int, context: EnvContext) -> None:
+        self.name, self.count = source.name, count
+        self.env = make_vector_env(source, count, context)
+        self.steps = 0
+        try:
+            mode = self.env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
+            if mode == AutoresetMode.DISABLED:
+                raise FeverError(f"{self.name} has autoreset disabled; make it with NEXT_STEP or SAME_STEP")
+            self.next_step = mode == AutoresetMode.NEXT_STEP
+            self.stack = int(getattr(self.env, "stacked_frames", 1))
+            self.observation, self.action = describe_spaces(
+                self.name, self.env.single_observation_space, self.env.single_action_space
+            )
+        except BaseException:
+            self.env.close()
+            raise
+
+    def reset(self, seeds: list[int]) -> np.ndarray:
+        observations, info = self.env.reset(seed=seeds[0])
+        self.observation = describe_info(self.name, self.observation, self.action, info)
+        return self._encode(observations, info).copy()  # it may use its own again
+
+    def step(self, actions: np.ndarray) -> Step:
+        self.steps += 1
+        observations, rewards, terminated, truncated, info = self.env.step(actions)
+        final: dict[int, np.ndarray] = {}
+        infos: dict[int, dict[str, Any]] = {}
+        ended = np.flatnonzero(terminated | truncated)
+        if len(ended):
+            ending = info if self.next_step else info.get("final_info", {})
+            for index in ended.tolist():
+                infos[index] = _info_of(ending, index)
+                if not self.next_step:
+                    final[index] = self._encode_last(info, index, infos[index].get(MASK))
+        over = terminated | truncated if self.next_step else None
+        encoded = self._encode(observations, info, over).copy()
+        rewards = np.array(rewards, np.float32)
+        return Step(encoded, rewards, np.array(terminated), np.array(truncated), final, infos)
+
+    def _encode_last(self, info: dict[str, Any], index: int, mask: Any) -> np.ndarray:
+        """Encode the last observation of an episode whose environment has been reset in the same step."""
+        try:
+            last = stack_observations(self.observation, [info["final_obs"][index]])
+        except KeyError as error:
+            raise self._broken("it resets in the step that ends an episode, but its info has no final_obs") from error
+        except ValueError as error:
+            raise self._broken(str(error)) from error
+        return self._encode(last, {MASK: [mask]}, np.array([True]))[0]
+
+    def _encode(self, observations: Any, info: dict[str, Any], over: np.ndarray | None = None) -> np.ndarray:
+        """Encode a batch; where `over`, no action follows, so that masks do not matter."""
+        masks = None
+        try:
+            if self.observation["type"] == "masked":
+                key = self.observation["key"]
+                masks = observations.get(key) if key else info.get(MASK)
+                if masks is None:
+                    raise ValueError(f"there is no {MASK}, which there was at first")
+                if (over is not None and over.any()) or not isinstance(masks, np.ndarray) or masks.dtype == object:
+                    masks = list(masks)
+                    for index in () if over is None else np.flatnonzero(over).tolist():
+                        masks[index] = last_mask(self.observation, masks[index])
+            return encode(self.observation, observations, masks)
+        except ValueError as error:
+            raise self._broken(str(error)) from error
+
+    def _broken(self, what: str) -> ContractError:
+        return ContractError(f"{self.name} breaks its contract at step {self.steps}: {what}")
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def _info_of(infos: dict[str, Any], index: int) -> dict[str, Any]:
+    """One environment's entries out of a vector environment's dictionary of arrays."""
+    row: dict[str, Any] = {}
+    for key, value in infos.items():
+        if key.startswith("_") or key in ("final_obs", "final_info"):
+            continue
+        present = infos.get(f"_{key}")
+        if isinstance(value, np.ndarray) and len(value) > index and (present is None or present[index]):
+            row[key] = value[index]
+    return row
