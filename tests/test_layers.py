@@ -31,6 +31,7 @@ FORBIDDEN = {  # room -> packages that none of its modules may import
     "sampling": {"jax"},
     "algos": {"ray", "gymnasium"},
     "launch.on_host": {"jax", "ray", "numpy", "pydantic", "filelock", "gymnasium"},
+    "runs.mirror": {"jax", "ray", "numpy", "pydantic", "filelock", "gymnasium"},  # sent to hosts as well
 }
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path

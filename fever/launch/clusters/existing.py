@@ -18,8 +18,8 @@ from fever.launch.clusters.link import Link
 from fever.launch.clusters.package import pack
 from fever.launch.clusters.ray_jobs import ApiError, RayJobs
 from fever.launch.clusters.ssh import Unreachable, shell_word
-from fever.launch.on_host.mirror import MARK, Mirror, read_line, write_line
 from fever.launch.targets import Existing
+from fever.runs.mirror import MARK, Mirror, read_line, write_line
 
 if TYPE_CHECKING:
     from fever.launch.jobs import Job
@@ -92,7 +92,7 @@ class Exchange(io.BytesIO):
             return
         package = pack("", more={"request": self.asked})
         self.asked, name = b"", f"fever-files-{secrets.token_hex(4)}"
-        command = f"{shell_word(self.python)} -m fever.launch.on_host.mirror request"
+        command = f"{shell_word(self.python)} -m fever.runs.mirror request"
         self.jobs.upload(package)
         try:
             self.jobs.submit(name, command, {"working_dir": package.uri})

@@ -20,8 +20,8 @@ from fever.errors import FeverError
 from fever.launch.clusters.ray_jobs import OVER, RayJobs
 from fever.launch.clusters.ssh import Call, Unreachable
 from fever.launch.clusters.ssh_up import Record, find_record
-from fever.launch.on_host.mirror import Mirror
 from fever.launch.targets import Existing, restore_target
+from fever.runs.mirror import Mirror
 from fever.system import exit_code
 
 if TYPE_CHECKING:

@@ -30,14 +30,14 @@ LOADER = (  # has neither quotes of the other kind nor anything that some shell 
     "b=sys.stdin.buffer;exec(b.read(int(b.readline())))"
 )
 AGENT = "fever.launch.on_host.agent"
-PACKAGES = ("fever", "fever.launch", "fever.launch.on_host")
+PACKAGES = ("fever", "fever.launch", "fever.launch.on_host", "fever.runs")
 MODULES = (
     "fever.errors",
     "fever.files",
     "fever.layout",
     "fever.system",
     "fever.launch.on_host.host",
-    "fever.launch.on_host.mirror",
+    "fever.runs.mirror",
     AGENT,
 )
 REASONS = {  # what ssh says -> what it means

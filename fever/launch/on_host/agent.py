@@ -32,7 +32,7 @@ from fever import system
 from fever.errors import FeverError
 from fever.files import write_whole
 from fever.launch.on_host import host
-from fever.launch.on_host import mirror as files
+from fever.runs import mirror as files
 
 MARK = files.REPLY  # before a reply: shells' start-up files may print lines too
 FACTS = """

@@ -25,9 +25,9 @@ from fever.launch.clusters.link import Link
 from fever.launch.clusters.ray_jobs import RayJobs
 from fever.launch.clusters.ssh import Unreachable
 from fever.launch.jobs import Job
-from fever.launch.on_host import mirror as files
-from fever.launch.on_host.mirror import PARTIAL, Mirror
 from fever.launch.targets import Aws, Existing, Machines, Ssh
+from fever.runs import mirror as files
+from fever.runs.mirror import PARTIAL, Mirror
 
 RUN = {"config.yaml": b"env: x\n", "metrics.jsonl": b'{"a": 1}\n', "checkpoints/0001/arrays": os.urandom(3 << 20)}
 

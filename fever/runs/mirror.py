@@ -13,7 +13,7 @@ of an interrupted transfer is a prefix to go on from.
     keep   {"do": "keep", "folder", "names"} answered by {}: checkpoints and the like with other names are removed
     where  {"do": "where", "folder"} answered by {"folder": its whole path, "lacks": packages that are not there}
 
-`python -m fever.launch.on_host.mirror FILE` answers the requests in a file, for clusters that only take jobs.
+`python -m fever.runs.mirror FILE` answers the requests in a file, for clusters that only take jobs.
 """
 
 from __future__ import annotations
