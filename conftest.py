@@ -18,8 +18,14 @@ GROUPS = {
     "lab": "needs the lab's machines, or asserts what jobs leave in /tmp; runs beside no other such test",
     "ray": "starts Ray; runs beside no other such test",
 }
+FLAKY = "flaky_under_load(reason): may fail on a busy machine, for the reason given; `--retry-flaky` runs it once more"
 COMPILED = "JAX_COMPILATION_CACHE_DIR"  # read by JAX
 GROUPS_FOLDER = pytest.StashKey[Path]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "run the tests that failed last time once more, if all of them are marked flaky_under_load; fail otherwise"
+    parser.addoption("--retry-flaky", action="store_true", help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -30,6 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     for name, meaning in GROUPS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
+    config.addinivalue_line("markers", FLAKY)
     if worker := os.environ.get("PYTEST_XDIST_WORKER"):  # JAX may read what another process is just writing there
         os.environ[COMPILED] = os.path.join(os.environ[COMPILED], worker)
     elif COMPILED not in os.environ:
@@ -78,3 +85,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if file := getattr(config, "workerinput", {}).get("groups"):
         marked = {item.nodeid: [name for name in GROUPS if item.get_closest_marker(name)] for item in items}
         Path(file).write_text(json.dumps({nodeid: names[0] for nodeid, names in marked.items() if names}))
+    if config.getoption("retry_flaky"):
+        items[:] = select_flaky(items, set(config.cache.get("cache/lastfailed", {})))
+
+
+def select_flaky(items: list[pytest.Item], failed: set[str]) -> list[pytest.Item]:
+    """The tests to run once more. Raises UsageError if a failed test has no such marker, or if no test has failed."""
+    marks = {item: item.get_closest_marker("flaky_under_load") for item in items if item.nodeid in failed}
+    reasons = {item: mark.args[0] for item, mark in marks.items() if mark}
+    if others := failed - {item.nodeid for item in reasons}:
+        raise pytest.UsageError(
+            "not run again, since these are not marked flaky_under_load: " + ", ".join(sorted(others))
+        )
+    if not reasons:
+        raise pytest.UsageError("nothing to run again: no test has failed")
+    for item, reason in reasons.items():
+        print(f"once more: {item.nodeid} ({reason})")
+    return list(reasons)

@@ -81,6 +81,7 @@ def on_head(cloud: Cloud, code: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.flaky_under_load("three Ray nodes and moto on two cores: a starved node is taken for a lost one")
 def test_the_whole_life_of_a_cluster(cloud: Cloud) -> None:
     folder = cloud.folder / "home" / ".fever" / "clusters" / "one"
     assert "one is up: workers follow; train with: fever train ENV --on one.yaml" in cloud.run("up", "one.yaml")

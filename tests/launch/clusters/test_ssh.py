@@ -396,6 +396,7 @@ def test_what_a_killed_up_has_left_can_be_ended(lab: Lab, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.flaky_under_load("three Ray nodes on two cores: a starved node is taken for a lost one")
 def test_hosts_come_and_go_while_it_trains(tmp_path: Path) -> None:
     require_lab("sshd", "ssh", "ssh-keygen")
     with Lab(tmp_path / "lab", private=("/tmp/ray", "/opt/own")) as lab:

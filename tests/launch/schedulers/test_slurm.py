@@ -139,6 +139,7 @@ def test_a_driver_that_fails_ends_the_job_with_its_code(site: Site) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.flaky_under_load("scancel ends Ray's processes too; if they end first, nothing is saved")
 def test_scancel_saves_and_leaves_nothing(site: Site) -> None:
     """scancel tells all processes at once. If Ray's are the first to go, they take the driver with them before it has
     saved: then only what was saved before is there. One of a few jobs must have saved."""
