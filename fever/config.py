@@ -36,7 +36,6 @@ Duration = Annotated[  # seconds, as a number or as 10m
 UNION_MEMBER = re.compile(  # what pydantic adds to the place of an error in a union
     r"(bool|int|float|str|literal|list|tuple|dict|constrained-\w+|function-\w+)(\[.*\])?"
 )
-RLLIB = "rllib:"  # what the names of RLlib's algorithms begin with
 DEFAULT_ENVS = 8  # environments per worker
 DEFAULT_STEPS = 1_000_000  # environment steps, for a run without any stop rule
 
@@ -150,13 +149,13 @@ class RunConfig(Settings):
     def stem(self) -> str:
         """What the names of such runs begin with."""
         env = re.sub(r"[^\w.+-]+", "-", self.env.rpartition(":")[2]).strip("-").lower()
-        prefix, _, algo = self.algo.rpartition(":")
-        return f"{env}-{'rllib-' if prefix else ''}{algo.lower()}"
+        parts = self.algo.lower().split(":")  # rllib:PPO, or rllib:module:Name
+        return "-".join([env, *dict.fromkeys((parts[0], parts[-1]))])
 
     def names(self) -> list[str]:
-        """Everything here that may be the user's own, as `module:Name`."""
+        """The environment, and settings that may name something of the user's, as `module:Name`."""
         texts = [text for value in self.settings.values() for text in _texts(value)]
-        return [self.env, self.algo.removeprefix(RLLIB), *(text for text in texts if ":" in text)]
+        return [self.env, *(text for text in texts if ":" in text)]
 
     @field_validator("name")
     @classmethod
@@ -172,11 +171,6 @@ def _texts(value: Any) -> list[str]:
         return [value]
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [text for part in parts for text in _texts(part)]
-
-
-def is_rllib(algo: str) -> bool:
-    """Whether a name is of one of RLlib's algorithms, `rllib:PPO`, or of a subclass, `rllib:module:Name`."""
-    return algo.startswith(RLLIB)
 
 
 def validate(model: type[Model], values: dict[str, Any], what: str) -> Model:

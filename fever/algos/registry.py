@@ -1,13 +1,25 @@
-"""Algorithms by name. An algorithm is imported when it is asked for, so that a command starts without JAX."""
+"""Algorithms by name: fever's own, and those of other libraries, whose names have a prefix such as `rllib:PPO`.
+
+What a name stands for is imported when it is asked for, so that commands start without JAX, Ray and PyTorch.
+"""
 
 from __future__ import annotations
 
 import difflib
 import importlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from fever.algos.base import Algorithm
-from fever.config import NetworkSettings
+from fever.config import NetworkSettings, RunConfig, validate
 from fever.errors import FeverError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from fever.algos.base import Algorithm
+    from fever.envs.source import EnvSource
+    from fever.runs.checkpoint import Checkpoint
+    from fever.training.setup import Prepared
 
 ALGORITHMS = {
     "ppo": "fever.algos.ppo:PPO",
@@ -18,19 +30,117 @@ ALGORITHMS = {
     "apex": "fever.algos.apex:Apex",
     "sac": "fever.algos.sac:SAC",
 }
+PROVIDERS = {"rllib": "fever.rllib.provider:RllibProvider"}  # prefix of the names -> the class that serves them
+
+
+class Provider(Protocol):
+    """Another library's algorithms. The module that defines a provider imports the library only when it is used."""
+
+    pickles: ClassVar[bool]  # whether resuming reads pickles, which the user has to allow with --trust
+    network_settings: ClassVar[frozenset[str]]  # settings that change the network: a checkpoint fits one of its values
+
+    def names(self) -> list[str]:
+        """Every algorithm, with the prefix. Raises FeverError if the library is not installed."""
+        ...
+
+    def describe_settings(self, algo: str) -> list[tuple[str, str, str, str]]:
+        """Name, default, meaning and source of every setting of an algorithm, for `fever config`."""
+        ...
+
+    def check_settings(self, algo: str, settings: dict[str, Any]) -> None:
+        """Raise FeverError for an algorithm or a setting that does not exist, or a value that cannot be used."""
+        ...
+
+    def run_field(self, setting: str) -> str | None:
+        """The field of RunConfig that a setting is the library's name for, if it is one: `workers`."""
+        ...
+
+    def resolve(self, config: RunConfig) -> RunConfig:
+        """The configuration with the settings by their present names, and with those moved that are run fields."""
+        ...
+
+    def prepare(self, config: RunConfig, source: EnvSource, say: Callable[[str], None]) -> Prepared:
+        """What `fever.training.setup.prepare` does for fever's own algorithms."""
+        ...
+
+    def env_source(self, source: EnvSource) -> EnvSource:
+        """The environment with its arguments as the library passes them to the constructor."""
+        ...
+
+    def trial_bundles(self, config: RunConfig, source: EnvSource) -> list[dict[str, float]]:
+        """Ray resources that a run needs for each of its processes, the one that calls the trainer first."""
+        ...
+
+    def load_policy(self, checkpoint: Checkpoint) -> Any:
+        """A policy with `act(observation)` and `reset()`, like `fever.policy.Policy`. Reads no pickles."""
+        ...
+
+    def play(
+        self, checkpoint: Checkpoint, source: EnvSource, episodes: int, seed: int, deterministic: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns and lengths of evaluated episodes, each [episodes]."""
+        ...
+
+    def film(
+        self, checkpoint: Checkpoint, source: EnvSource, steps: int, seed: int
+    ) -> tuple[list[np.ndarray], int, float]:
+        """Frames, frames per second and return of one episode of at most `steps` steps."""
+        ...
+
+
+def find_provider(algo: str) -> Provider | None:
+    """The provider of an algorithm by the prefix of its name; None for fever's own algorithms."""
+    prefix, colon, _ = algo.partition(":")
+    return _load(PROVIDERS[prefix])() if colon and prefix in PROVIDERS else None
+
+
+def without_prefix(algo: str) -> str:
+    """The name that an algorithm has for its provider: `rllib:PPO` to `PPO`."""
+    prefix, colon, name = algo.partition(":")
+    return name if colon and prefix in PROVIDERS else algo
 
 
 def find_algorithm(name: str) -> type[Algorithm]:
-    """The class of an algorithm by its name in the registry."""
+    """The class of one of fever's own algorithms."""
     if name not in ALGORITHMS:
         close = difflib.get_close_matches(name, ALGORITHMS, n=1)
         hint = f"did you mean {close[0]}? Choose" if close else "choose"
         names = f"{', '.join(ALGORITHMS)}, or one of RLlib's such as rllib:PPO"
         raise FeverError(f"{name} is not a known algorithm; {hint} one of {names}")
-    module, _, attribute = ALGORITHMS[name].partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    return _load(ALGORITHMS[name])
 
 
 def config_of(name: str) -> type[NetworkSettings]:
-    """The settings of an algorithm."""
+    """The settings of one of fever's own algorithms."""
     return find_algorithm(name).Config
+
+
+def list_algorithms() -> Iterator[str]:
+    """The names of all algorithms, fever's own first. For a library that is not installed, how to install it."""
+    yield from ALGORITHMS
+    for prefix, target in PROVIDERS.items():
+        try:
+            yield from _load(target)().names()
+        except FeverError as error:
+            yield f"{prefix}:NAME ({error})"
+
+
+def check_settings(algo: str, settings: dict[str, Any]) -> None:
+    """Raise FeverError for an algorithm or a setting that does not exist, or a value that cannot be used."""
+    provider = find_provider(algo)
+    if provider is not None:
+        provider.check_settings(algo, settings)
+    else:
+        validate(config_of(algo), settings, algo)
+
+
+def needs_trust(algo: str) -> bool:
+    """Whether resuming a run of this algorithm reads pickles, which the user has to allow with --trust."""
+    provider = find_provider(algo)
+    return provider is not None and provider.pickles
+
+
+def _load(target: str) -> Any:
+    """The class that `module:Name` stands for."""
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)

@@ -189,17 +189,14 @@ def config(algo: Annotated[str | None, typer.Argument(help="An algorithm; none: 
     from rich.markup import escape
     from rich.table import Table
 
-    from fever.algos.registry import ALGORITHMS, config_of
-    from fever.config import is_rllib
+    from fever.algos.registry import config_of, find_provider, list_algorithms
 
     if algo is None:
-        print("\n".join(ALGORITHMS))
-        print(_rllib_names())
+        print("\n".join(list_algorithms()))
         return
-    if is_rllib(algo):
-        from fever.rllib.settings import describe
-
-        rows = [(*row, "RLlib") for row in describe(algo)]
+    provider = find_provider(algo)
+    if provider is not None:
+        rows = provider.describe_settings(algo)
     else:
         fields = config_of(algo).model_fields
         rows = [(name, plain(field.default), field.description or "", _source(field)) for name, field in fields.items()]
@@ -214,15 +211,6 @@ def config(algo: Annotated[str | None, typer.Argument(help="An algorithm; none: 
 def _source(field: Any) -> str:
     extra = field.json_schema_extra
     return str(extra["source"]) if isinstance(extra, dict) else ""
-
-
-def _rllib_names() -> str:
-    from fever.rllib.catalogue import names
-
-    try:
-        return "\n".join(f"rllib:{name}" for name in names())
-    except FeverError as error:
-        return f"rllib:NAME ({error})"
 
 
 @app.command()

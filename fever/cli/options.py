@@ -190,31 +190,25 @@ def _read_file(
 
     It is fever's, or one of the removed `rllib train -f`: then `FILE:EXPERIMENT` chooses, and old ids are understood.
     """
-    from fever.config import is_rllib, load_yaml
-    from fever.rllib.legacy.translate import is_old_yaml, translate
+    from fever.config import load_yaml
+    from fever.rllib.legacy.files import is_old_yaml, read_experiment
 
     path, _, experiment = name.rpartition(":") if not Path(name).exists() and ":" in name else (name, "", None)
     values = load_yaml(Path(path))
     if not is_old_yaml(values):
         return values, {}, env
-    translation = translate(values, path, experiment, env)
-    if is_rllib(translation.values["algo"]):
-        from fever.rllib.settings import known_part
-
-        translation = known_part(translation)
-    for note in translation.notes:
+    values, search, notes = read_experiment(values, path, experiment, env)
+    for note in notes:
         hint(note)
-    old: dict[str, Any] = {"method": "grid"} if translation.grid else {}
-    if translation.trials is not None:  # repeats of every point of a grid, or samples
-        old["seeds" if translation.grid else "trials"] = translation.trials
-    return translation.values, {**old, "space": translation.space}, None
+    return values, search, None
 
 
 def _says_workers(values: dict[str, Any]) -> bool:
-    """Whether settings for RLlib say how many workers there are, by any of its names for that."""
-    from fever.rllib.legacy.old_names import RENAMED
+    """Whether the settings say how many workers there are, by a name of the library that the algorithm is from."""
+    from fever.algos.registry import find_provider
 
-    return any(RENAMED.get(name, name) == "num_env_runners" for name in values["settings"])
+    provider = find_provider(str(values.get("algo")))
+    return provider is not None and any(provider.run_field(name) == "workers" for name in values["settings"])
 
 
 def _divide(assignments: list[str], command: str) -> tuple[dict[str, str], dict[str, Any]]:

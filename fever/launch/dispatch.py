@@ -111,6 +111,7 @@ def follow_to_end(job: Job, order: Order, place: int = 0) -> int:
 
 def run_on_cluster(order: Order, target: Machines) -> int:
     """Send the code and have it trained on a cluster that is up; Ctrl-C detaches, the run goes on."""
+    from fever.algos.registry import without_prefix
     from fever.launch.clusters import jobs as cluster_jobs
     from fever.launch.clusters.existing import JobsOnly
     from fever.launch.clusters.link import Connection
@@ -126,7 +127,7 @@ def run_on_cluster(order: Order, target: Machines) -> int:
     run = order.run or folder_of(order.config, fresh_name(order.config))
     refuse_existing(order, run)
     check(order.config, environment=True)
-    package = pack(*order.config.names(), skip=run.parent)
+    package = pack(without_prefix(order.config.algo), *order.config.names(), skip=run.parent)
     way = JobsOnly(target) if isinstance(target, Existing) else Connection(require_record(target, order.on))
     with way as link:
         link.prepare()
@@ -167,8 +168,8 @@ def refuse_existing(order: Order, run: Path) -> None:
 
 def check(config: RunConfig, environment: bool) -> None:
     """Find mistakes in the settings, and in the environment's name, before anything waits in a queue for them."""
+    from fever.algos.registry import check_settings
     from fever.envs.source import EnvSource
-    from fever.training.setup import check_settings
 
     check_settings(config.algo, config.settings)
     if environment:

@@ -120,7 +120,7 @@ class RllibLearner:
         try:
             cluster.require_gpus(place.gpus * self.rllib.num_env_runners)
             self._fit_gpus(cluster)
-            require_cores(self.config.algo, self.bundles()[1:], cluster)
+            cluster.require_cores(self.config.algo, self.bundles()[1:])
             limit_torch_threads(self.rllib, self.spaces)
             register_env(self.name, MakeEnv(self.source, place.workdir, search_path()))
             self.rllib.debugging(seed=self.config.seed + place.generation * SEEDS_APART)
@@ -240,22 +240,6 @@ class RllibLearner:
 
     def restore(self, state: State) -> None:
         self.steps = state.facts["steps"]
-
-
-def require_cores(who: str, bundles: list[dict[str, float]], cluster: Cluster) -> None:
-    """Refuse processes that would wait for ever for cores: together there are too few, or no machine has so many."""
-    wanted = [bundle.get("CPU", 0.0) for bundle in bundles]
-    if sum(wanted) > cluster.cores:
-        raise FeverError(
-            f"{who} needs {sum(wanted):g} cores for its processes, but there are {cluster.cores:g}; "
-            "lower --workers or num_learners"
-        )
-    largest = max((machine.cores for machine in cluster.machines()), default=0.0)
-    if max(wanted, default=0.0) > largest:
-        raise FeverError(
-            f"{who} needs {max(wanted):g} cores for one process, but no machine has more than {largest:g}; "
-            "lower num_cpus_per_env_runner or num_cpus_per_learner"
-        )
 
 
 class RllibFiles:

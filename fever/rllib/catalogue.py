@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from fever.config import RLLIB
+from fever.algos.registry import without_prefix
 from fever.errors import FeverError
 from fever.training.logs import quiet_ray
 
@@ -48,7 +48,7 @@ def find_class(algo: str) -> Any:
 
     from fever.envs.source import import_attribute
 
-    module, _, name = algo.removeprefix(RLLIB).rpartition(":")
+    module, _, name = without_prefix(algo).rpartition(":")
     with silence():
         found: Any = import_attribute(module, name) if module else _own(name)
     if not (inspect.isclass(found) and issubclass(found, Algorithm)):
@@ -57,9 +57,9 @@ def find_class(algo: str) -> Any:
 
 
 def names() -> list[str]:
-    """All algorithms that the installed RLlib has."""
+    """The names of all algorithms that the installed RLlib has, with fever's prefix: `rllib:PPO`."""
     require_rllib()
-    return [name for package in _packages() for name in _algorithms(package)]
+    return [f"rllib:{name}" for package in _packages() for name in _algorithms(package)]
 
 
 def _own(name: str) -> Any:
@@ -68,9 +68,9 @@ def _own(name: str) -> Any:
         if package == name.lower() and name in (found := _algorithms(package)):
             return found[name]
     known = names()
-    close = {one.lower(): one for one in known}
+    close = {without_prefix(one).lower(): one for one in known}
     match = difflib.get_close_matches(name.lower(), close, n=1)
-    hint = f"did you mean rllib:{close[match[0]]}? It" if match else "it"
+    hint = f"did you mean {close[match[0]]}? It" if match else "it"
     raise FeverError(f"RLlib has no algorithm {name}; {hint} has: {', '.join(known)}")
 
 

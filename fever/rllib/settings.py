@@ -7,18 +7,16 @@ import functools
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fever.config import RLLIB, RunConfig, validate
+from fever.algos.registry import without_prefix
+from fever.config import RunConfig, validate
 from fever.envs.source import import_attribute
 from fever.errors import FeverError
 from fever.rllib.catalogue import find_class, silence
-from fever.rllib.legacy.old_names import OFF
 from fever.rllib.legacy.old_names import RLLIB as KNOWN
 from fever.rllib.legacy.old_names import RUN_SETTINGS as OWN_NAMES
 from fever.rllib.legacy.reader import rename
-from fever.rllib.legacy.translate import Translation
 
 if TYPE_CHECKING:
     from fever.rllib.environment import Spaces
@@ -54,7 +52,7 @@ def split_settings(config: RunConfig) -> tuple[RunConfig, list[str]]:
 
 def own_names(algo: str) -> frozenset[str]:
     """Settings that an algorithm outside RLlib, or one that the tables of old names do not know, declares itself."""
-    if algo.removeprefix(RLLIB) in KNOWN:
+    if without_prefix(algo) in KNOWN:
         return frozenset()
     declared = {
         name
@@ -82,26 +80,6 @@ def default_config(algo: str) -> Any:
     return config
 
 
-def known_part(translation: Translation) -> Translation:
-    """What an old file says, without settings that RLlib does not have; those are named. All of it where RLlib is not
-    installed: whoever runs it knows."""
-    algo = translation.values["algo"]
-    try:
-        known = {*parameters(default_config(algo)), "observation_filter"}
-    except FeverError:  # no RLlib, or no such algorithm, which is said when it is needed
-        return translation
-    settings, space = translation.values["settings"], translation.space
-    lost = [name for name, value in settings.items() if name not in known and value not in OFF]
-    note = [f"not translated: {', '.join(lost)}: {algo} has no such setting"] if lost else []
-    kept = {name: value for name, value in settings.items() if name in known}
-    return replace(
-        translation,
-        values={**translation.values, "settings": kept},
-        notes=(*note, *translation.notes),
-        space={name: text for name, text in space.items() if name.partition(".")[0] in known},
-    )
-
-
 def fill(config: Any, settings: dict[str, Any], algo: str, spaces: Spaces | None = None) -> Any:
     """Give settings to RLlib's configuration; one that it does not have, or whose kind of value is wrong, is named.
 
@@ -118,7 +96,7 @@ def fill(config: Any, settings: dict[str, Any], algo: str, spaces: Spaces | None
                 _policies(config, value, agents)
             elif name not in known:
                 raise FeverError(_unknown(name, list(known), algo))
-            elif name == "model_config" and "rl_module_spec" not in settings and algo.removeprefix(RLLIB) in KNOWN:
+            elif name == "model_config" and "rl_module_spec" not in settings and without_prefix(algo) in KNOWN:
                 _check_model(config, value, algo)
                 _call(algo, name, value, known[name])
             else:
@@ -155,16 +133,15 @@ def parameters(config: Any) -> dict[str, Callable[..., Any]]:
     return found
 
 
-def describe(algo: str) -> list[tuple[str, str, str]]:
-    """Every setting of an algorithm: name, default, and the first sentence of what RLlib says about it."""
+def describe(algo: str) -> list[tuple[str, str, str, str]]:
+    """Name, default, first sentence of RLlib's documentation and source of every setting of an algorithm."""
     config = default_config(algo)
     rows = []
     for name, method in parameters(config).items():
         with silence():
             default = _default(config, name)
-        rows.append(
-            (name, str(default).splitlines()[0][:40] if default is not None else "null", _meaning(config, method, name))
-        )
+        shown = str(default).splitlines()[0][:40] if default is not None else "null"
+        rows.append((name, shown, _meaning(config, method, name), "RLlib"))
     return rows
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fever import layout
+from fever.algos.registry import Provider, find_provider, needs_trust
 from fever.config import Stop
 from fever.errors import FeverError
 from fever.files import sha256
@@ -40,6 +41,11 @@ class Checkpoint:
         """Folder of what a learner keeps in files of its own; not there for most."""
         return self.path / layout.FILES
 
+    @property
+    def provider(self) -> Provider | None:
+        """The provider of the algorithm that wrote it; None for fever's own algorithms."""
+        return find_provider(self.manifest["algo"])
+
     def met(self, stop: Stop) -> str:
         """The stop rule that the run had met here, or nothing."""
         kept = self.manifest["trainer"]
@@ -53,10 +59,10 @@ class Checkpoint:
 
     def require(self, trust: bool) -> None:
         """Refuse to go on from pickles, unless the user trusts them or the job that wrote them goes on by itself."""
-        pickled = self.files.exists() or "rllib" in self.manifest["policy"]  # whatever the manifest says of its files
+        pickled = self.files.exists() or needs_trust(self.manifest["algo"])  # whatever the manifest says of its files
         if pickled and not trust and current_job() is None:
             raise FeverError(
-                f"{self.files} holds RLlib's pickles, which can run any program when they are read; "
+                f"{self.files} holds pickles, which can run any program when they are read; "
                 "if you know who wrote them, add --trust"
             )
 
@@ -87,12 +93,10 @@ class Checkpoint:
             raise FeverError(f"the checkpoint is damaged: {self.path / 'arrays.safetensors'}: {error}") from error
 
     def policy(self) -> Any:
-        """The policy that this checkpoint holds: a `Policy`, or for RLlib's algorithms an `RllibPolicy`, which acts the
-        same way."""
-        if "rllib" in self.manifest["policy"]:
-            from fever.rllib.play import RllibPolicy
-
-            return RllibPolicy(self)
+        """The policy that this checkpoint holds: a `Policy`, or what the algorithm's provider has, which acts the same
+        way."""
+        if self.provider is not None:
+            return self.provider.load_policy(self)
         return Policy.from_description(self.manifest["policy"], self.arrays(WEIGHTS_PREFIX))
 
 

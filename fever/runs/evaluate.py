@@ -47,10 +47,8 @@ def evaluate(
     checkpoint: Checkpoint, source: EnvSource, episodes: int = 20, seed: int = 1_000_000, deterministic: bool = True
 ) -> Scores:
     """Play episodes with frozen statistics. Every environment has a fixed share, so short episodes are not favoured."""
-    if "rllib" in checkpoint.manifest["policy"]:
-        from fever.rllib.play import play
-
-        return Scores(*play(checkpoint, source, episodes, seed, deterministic))
+    if checkpoint.provider is not None:
+        return Scores(*checkpoint.provider.play(checkpoint, source, episodes, seed, deterministic))
     policy = checkpoint.policy()
     policy.rng = np.random.default_rng(seed)
     count = min(episodes, PARALLEL)
@@ -85,10 +83,8 @@ def evaluate(
 def record(checkpoint: Checkpoint, source: EnvSource, path: Path, steps: int, seed: int = 1_000_000) -> float:
     """Film one episode (at most `steps` steps) to an mp4 or gif file; returns its return."""
     check_video(path)
-    if "rllib" in checkpoint.manifest["policy"]:
-        from fever.rllib.play import film
-
-        filmed, rate, total = film(checkpoint, source, steps, seed)
+    if checkpoint.provider is not None:
+        filmed, rate, total = checkpoint.provider.film(checkpoint, source, steps, seed)
         write_video(path, filmed, rate)
         return total
     policy = checkpoint.policy()

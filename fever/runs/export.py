@@ -40,9 +40,9 @@ def export(checkpoint: Checkpoint, target: Path) -> Path:
         )
     if target.exists():
         raise FeverError(f"{target} exists already; choose another with --to")
-    if "rllib" in checkpoint.manifest["policy"]:
-        weights = checkpoint.path / layout.ARRAYS
-        raise FeverError(f"a network of RLlib's does not act with NumPy alone; its weights, by name, are in {weights}")
+    if checkpoint.provider is not None:
+        weights, algo = checkpoint.path / layout.ARRAYS, checkpoint.manifest["algo"]
+        raise FeverError(f"a network of {algo} does not act with NumPy alone; its weights, by name, are in {weights}")
     policy = checkpoint.policy()
     partial = target.with_name(f".{name}.partial")
     shutil.rmtree(partial, ignore_errors=True)

@@ -15,7 +15,8 @@ from typing import Any, Literal
 import numpy as np
 
 from fever import layout
-from fever.config import RunConfig, Stop, is_rllib, load_yaml, validate
+from fever.algos.registry import needs_trust
+from fever.config import RunConfig, Stop, load_yaml, validate
 from fever.errors import FeverError
 from fever.files import (
     flush_to_disk,
@@ -368,7 +369,7 @@ def _number(value: Any) -> float:
 
 def trust_word(config: RunConfig) -> str:
     """What has to be said to go on with such a run, because that reads pickles."""
-    return " --trust" if config.search is not None or is_rllib(config.algo) else ""
+    return " --trust" if config.search is not None or needs_trust(config.algo) else ""
 
 
 def fresh_name(config: RunConfig) -> str:

@@ -103,6 +103,22 @@ class Cluster:
                 "lower gpus_per_worker"
             )
 
+    def require_cores(self, who: str, bundles: list[dict[str, float]]) -> None:
+        """Refuse processes that would wait for ever for cores: all need more than there are, or one more than any
+        machine has."""
+        wanted = [bundle.get("CPU", 0.0) for bundle in bundles]
+        if sum(wanted) > self.cores:
+            raise FeverError(
+                f"{who} needs {sum(wanted):g} cores for its processes, but there are {self.cores:g}; "
+                "lower --workers or num_learners"
+            )
+        largest = max((machine.cores for machine in self.machines()), default=0.0)
+        if max(wanted, default=0.0) > largest:
+            raise FeverError(
+                f"{who} needs {max(wanted):g} cores for one process, but no machine has more than {largest:g}; "
+                "lower num_cpus_per_env_runner or num_cpus_per_learner"
+            )
+
     def leave(self) -> None:
         """End this process's part in Ray, and a private Ray as a whole."""
         if (self.owned or self.elastic) and self.reachable():

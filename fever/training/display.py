@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from fever.config import RunConfig, is_rllib
+from fever.algos.registry import needs_trust
+from fever.config import RunConfig
 from fever.job import current_job
 from fever.text import PHASES, figure, format_duration, sparkline
 
@@ -244,7 +245,7 @@ def replay_facts(row: dict[str, Any]) -> list[tuple[str, str, str]]:
 def closing_lines(summary: dict[str, Any]) -> list[str]:
     """How it ended and what can be done next."""
     run, interrupted = summary["run"], summary["stop_reason"] in ("interrupted", "limit")
-    trust = " --trust  (it reads RLlib's pickles)" if interrupted and is_rllib(summary["algo"]) else ""
+    trust = " --trust  (it reads pickles)" if interrupted and needs_trust(summary["algo"]) else ""
     return [
         f"{REASONS[summary['stop_reason']]}: return {figure(summary['return_mean'])} after {summary['steps']:,} steps,"
         f" {summary['episodes']:,} episodes, {format_duration(summary['seconds'])} "

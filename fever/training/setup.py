@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from fever.algos.base import Learner, Task
 from fever.algos.device import limit_learner_threads, prepare_jax
-from fever.algos.registry import config_of, find_algorithm
-from fever.config import DEFAULT_ENVS, RunConfig, is_rllib, validate
+from fever.algos.registry import config_of, find_algorithm, find_provider
+from fever.config import DEFAULT_ENVS, RunConfig, validate
 from fever.envs.contract import Envs
 from fever.envs.make import make_envs
 from fever.envs.source import EnvContext, EnvSource
@@ -51,10 +51,9 @@ class Prepared:
 
 def prepare(config: RunConfig, source: EnvSource, say: Callable[[str], None]) -> Prepared:
     """Make the environment once, and the learner that fits it. What is wrong with either is said now."""
-    if is_rllib(config.algo):
-        from fever.rllib.adapter import prepare_rllib
-
-        return prepare_rllib(config, source, say)
+    provider = find_provider(config.algo)
+    if provider is not None:
+        return provider.prepare(config, source, say)
     prepare_jax(config.device)  # before the first import of JAX, which an algorithm's module brings
     settings = validate(config_of(config.algo), config.settings, config.algo)
     envs = config.envs or DEFAULT_ENVS
@@ -109,13 +108,3 @@ def _choose_workers(config: RunConfig, envs: Envs) -> tuple[int, str, int | None
     if find_algorithm(config.algo).overlaps and cores > 2:
         return cores - 1, f"one for each of {cores} cores but the learner's", cores
     return cores, f"one for each of {cores} cores; the learner has its turn while they wait", cores
-
-
-def check_settings(algo: str, settings: dict[str, Any]) -> None:
-    """Find mistakes in an algorithm's name and settings, without making anything."""
-    if is_rllib(algo):
-        from fever.rllib.settings import check_settings
-
-        check_settings(algo, settings)
-    else:
-        validate(config_of(algo), settings, algo)

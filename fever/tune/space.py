@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fever.algos.registry import check_settings, find_provider
 from fever.errors import FeverError
 
 if TYPE_CHECKING:
@@ -200,14 +201,12 @@ def _refusal(name: str, text: str, why: str) -> FeverError:
 
 def check_space(config: RunConfig, space: Space) -> None:
     """Refuse settings that the algorithm does not have, and ranges that hold values it cannot use."""
-    from fever.config import is_rllib
-    from fever.rllib.legacy.old_names import RENAMED, RUN_SETTINGS
-    from fever.training.setup import check_settings
 
+    provider = find_provider(config.algo)
     for name, dimension in space.dimensions.items():
-        own = RUN_SETTINGS.get(RENAMED.get(name, name)) if is_rllib(config.algo) else None
-        if own is not None:  # what a trial asks Ray for is settled before the first one begins
-            option = own.replace("_", "-")
+        field = provider.run_field(name) if provider is not None else None
+        if field is not None:  # what a trial asks Ray for is settled before the first one begins
+            option = field.replace("_", "-")
             raise FeverError(f"{name} cannot be searched: all trials have the same; give it as --{option}")
         for value in dimension.edges():
             check_settings(config.algo, {**config.settings, **space.first, name: value})

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from fever import layout
-from fever.config import DEFAULT_STEPS, NetworkSettings, RunConfig, Search, Stop, is_rllib
+from fever.algos.registry import find_provider
+from fever.config import DEFAULT_STEPS, NetworkSettings, RunConfig, Search, Stop
 from fever.envs.source import EnvContext, EnvSource, make_any
 from fever.errors import FeverError, TrainingError
 from fever.job import current_job
-from fever.rllib.legacy.old_names import MODELS
 from fever.runs.facts import facts
 from fever.runs.run import Run
 from fever.sampling.ray_cluster import Cluster, connect, cores_in_reach, try_everywhere
@@ -34,10 +34,7 @@ TUNE_SETTINGS = {  # read by Ray Tune: no files but ours, no signals but ours, n
     "RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0",
     "RAY_AIR_NEW_OUTPUT": "0",  # which prints whatever `verbose` says
 }
-NETWORK = {  # a checkpoint fits one
-    *NetworkSettings.model_fields, "recurrent", "recurrent_size", "log_std", "dueling",
-    *MODELS, "model_config", "rl_module_spec",
-}  # fmt: skip
+NETWORK = {*NetworkSettings.model_fields, "recurrent", "recurrent_size", "log_std", "dueling"}  # a checkpoint fits one
 
 
 class Study:
@@ -51,23 +48,21 @@ class Study:
         self.display, self.resuming = display, run
         self.source = source or EnvSource(config.env, config.env_kwargs)
         self.space = parse(self.search.space)
-        check_kind(self.search, self.space)
+        check_kind(config, self.space)
         self.resumable = run is not None and may_resume(run, trust)
         require_packages(self.search.method)
         check_space(config, self.space)
-        self.tried = self.source
-        if is_rllib(config.algo):
-            from fever.rllib.environment import called_as_by_rllib
-
-            self.tried = called_as_by_rllib(self.source)
+        provider = find_provider(config.algo)
+        self.tried = provider.env_source(self.source) if provider is not None else self.source
         try_once(self.tried)
         self.config = resolve(config, self.source)
         self.trials = self.space.points if self.search.method == "grid" else self.search.trials
         assert isinstance(self.config.workers, int)
         self.workers = self.config.workers  # inside a trial
-        self.bundles = rllib_bundles(self.config, self.space, self.source) if is_rllib(config.algo) else None
         self.cores = 1 + self.workers  # of a trial
-        if self.bundles is not None:
+        self.bundles: list[dict[str, float]] | None = None  # if a provider's algorithm asks Ray for its processes
+        if provider is not None:
+            self.bundles = provider.trial_bundles(first_point(self.config, self.space), self.source)
             self.cores = math.ceil(sum(bundle.get("CPU", 0.0) for bundle in self.bundles))
         self.parallel = self.search.parallel or max(1, cores_in_reach() // self.cores)
 
@@ -174,8 +169,11 @@ class Study:
         return summary
 
 
-def check_kind(search: Search, space: Space) -> None:
+def check_kind(config: RunConfig, space: Space) -> None:
     """Refuse what does not go together."""
+    search, provider = config.search, find_provider(config.algo)
+    assert search is not None
+    network = provider.network_settings if provider is not None else NETWORK
     ranges = [name for name, dimension in space.dimensions.items() if not dimension.values]
     if search.method == "grid" and ranges:
         raise FeverError(f"a grid goes through choice(...) only, and {ranges[0]} has a range; use random or optuna")
@@ -187,14 +185,14 @@ def check_kind(search: Search, space: Space) -> None:
         raise FeverError("pbt copies one course of learning onto another, so a trial has one seed")
     if search.trials < 2:
         raise FeverError("pbt needs at least two trials, to copy one onto another")
-    if fixed := [name for name in space.dimensions if name.partition(".")[0] in NETWORK]:
+    if fixed := [name for name in space.dimensions if name.partition(".")[0] in network]:
         raise FeverError(
             f"pbt cannot search {fixed[0]}: a trial goes on from another's checkpoint, which fits one network only"
         )
 
 
 def may_resume(run: Run, trust: bool) -> bool:
-    """Whether Ray Tune has left a state to go on from; refuse to read it, and trials of RLlib's, unless trusted."""
+    """Whether Ray Tune has left a state to go on from; refuse to read it, and pickles of its trials, unless trusted."""
     if (run.summary or {}).get("stop_reason") == "trials":
         raise FeverError(f"{run.path} has run all its trials; its best settings are in {run.path / 'best.yaml'}")
     resumable = (run.path / layout.TUNE / "tuner.pkl").is_file()
@@ -202,9 +200,9 @@ def may_resume(run: Run, trust: bool) -> bool:
         run.path.glob(f"{layout.TRIALS}/*/{layout.CHECKPOINTS}/*/{layout.FILES}")
     )  # trials go on from them, also in a search begun anew
     if (resumable or left) and not trust and current_job() is None:  # a job that goes on by itself has written them
-        whose, where = ("Ray Tune", run.path / layout.TUNE) if resumable else ("RLlib", run.path / layout.TRIALS)
+        where = run.path / (layout.TUNE if resumable else layout.TRIALS)
         raise FeverError(
-            f"going on with a search reads {whose}'s pickles in {where}, which can run any program; "
+            f"going on with a search reads pickles in {where}, which can run any program; "
             "if you know where they come from, add --trust"
         )
     return resumable
@@ -230,10 +228,9 @@ def try_once(source: EnvSource) -> None:
 def resolve(config: RunConfig, source: EnvSource) -> RunConfig:
     """The configuration of the trials: with a budget, and with the workers inside each. `auto`, `all` and nothing said
     mean none there: a trial for every core keeps all of them busy."""
-    if is_rllib(config.algo):
-        from fever.rllib.settings import split_settings
-
-        config = split_settings(config)[0]  # a number of workers may be among the settings
+    provider = find_provider(config.algo)
+    if provider is not None:
+        config = provider.resolve(config)  # a number of workers may be among the settings
     stop: Stop = config.stop.or_default(source.reward_threshold)
     if stop.steps is None and stop.seconds is None and stop.iterations is None:
         stop = stop.model_copy(update={"steps": DEFAULT_STEPS})
@@ -241,12 +238,9 @@ def resolve(config: RunConfig, source: EnvSource) -> RunConfig:
     return config.model_copy(update={"stop": stop, "workers": workers, "env": source.name})
 
 
-def rllib_bundles(config: RunConfig, space: Space, source: EnvSource) -> list[dict[str, float]]:
-    """What one trial of RLlib's asks Ray for, its own process first."""
-    from fever.rllib.adapter import bundles_of
-
-    settings = {**config.settings, **space.first}
-    return bundles_of(config.model_copy(update={"settings": settings, "search": None}), source)
+def first_point(config: RunConfig, space: Space) -> RunConfig:
+    """The configuration of a trial with the first value of every searched setting."""
+    return config.model_copy(update={"settings": {**config.settings, **space.first}, "search": None})
 
 
 def start_keeper(cluster: Cluster, root: Path) -> Any:

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from fever import layout
-from fever.config import RunConfig, is_rllib
+from fever.algos.registry import find_provider
+from fever.config import RunConfig
 from fever.envs.source import EnvSource
 from fever.errors import FeverError, TrainingError
 from fever.files import read_json, write_atomically
@@ -169,12 +170,9 @@ class Trial(QuietDisplay):
         return None
 
     def _is_mine(self, run: Run, config: RunConfig) -> bool:
-        """Whether a run has this trial's settings. RLlib's are kept by their present names, nested."""
-        wanted = self.settings
-        if is_rllib(config.algo):
-            from fever.rllib.settings import split_settings
-
-            wanted = split_settings(config)[0].model_dump(mode="json")["settings"]
+        """Whether a run has this trial's settings, which a provider may have kept by other names."""
+        provider = find_provider(config.algo)
+        wanted = provider.resolve(config).model_dump(mode="json")["settings"] if provider is not None else self.settings
         kept = run.config.settings
         return all(name in kept and kept[name] == value for name, value in wanted.items())
 

@@ -117,7 +117,7 @@ def make_scheduler(study: Study, plan: Plan) -> Any:
 
 
 def trial_bundles(study: Study, cluster: Cluster) -> list[dict[str, float]]:
-    """What a trial needs: the first for its own process, others for processes that RLlib starts from there. Refuses
+    """What a trial needs: the first for its own process, others for processes that its algorithm starts itself. Refuses
     what would be waited for in vain.
 
     fever's own workers are placed by fever and ask for hardly anything, so a little is left free for them.
@@ -127,13 +127,11 @@ def trial_bundles(study: Study, cluster: Cluster) -> list[dict[str, float]]:
     gpus = config.gpus_per_worker * workers + (config.device == "gpu")
     bundles = study.bundles or [{"CPU": 1 + workers - (SLACK if workers else 0.0), "GPU": gpus}]
     if study.bundles is not None and not gpus and not cluster.ray.cluster_resources().get("GPU"):
-        bundles = [{**bundle, "GPU": 0.0} for bundle in bundles]  # RLlib learns without one then
+        bundles = [{**bundle, "GPU": 0.0} for bundle in bundles]  # it learns without one then
     bundles = [kept for bundle in bundles if (kept := {name: amount for name, amount in bundle.items() if amount})]
     first, *others = bundles
     if others:
-        from fever.rllib.adapter import require_cores
-
-        require_cores(f"one trial of {config.algo}", bundles, cluster)
+        cluster.require_cores(f"one trial of {config.algo}", bundles)
     elif search.scheduler == "pbt" and (search.parallel or study.trials * first["CPU"] > cluster.cores):
         share = cluster.cores / (search.parallel or study.trials)  # who waits for a core has to begin new episodes when
         first["CPU"] = math.floor(1000 * share) / 1000  # it gets one, so nobody waits: they share

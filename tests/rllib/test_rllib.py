@@ -471,7 +471,7 @@ def test_ctrl_c_waits_for_the_iteration_and_saves(tmp_path: Path) -> None:
     assert process.returncode == 130, output
     assert "Traceback" not in output
     assert "RLlib finishes its iteration, then the run is saved" in output
-    assert output.endswith("next: fever resume runs/cut --trust  (it reads RLlib's pickles)\n")
+    assert output.endswith("next: fever resume runs/cut --trust  (it reads pickles)\n")
     run = Run(tmp_path / "runs" / "cut")
     assert run.summary is not None
     assert run.checkpoint().iteration == run.metrics()[-1]["iteration"]

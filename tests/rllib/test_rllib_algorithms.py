@@ -16,8 +16,9 @@ from fever.envs.source import EnvSource
 from fever.errors import FeverError, TrainingError
 from fever.rllib.catalogue import names
 from fever.rllib.environment import MakeEnv, look_at
+from fever.rllib.legacy.files import known_part
 from fever.rllib.play import make_runner
-from fever.rllib.settings import known_part, split_settings
+from fever.rllib.settings import split_settings
 from fever.runs.evaluate import evaluate, source_of
 from fever.runs.run import Run
 from fever.sampling.ray_pool import search_path
@@ -132,7 +133,7 @@ def test_a_search(ray: Any, tmp_path: Path) -> None:
     assert best.settings["lr"] == summary["best"]["settings"]["lr"]
     for file in ("summary.json", "tune/tuner.pkl", "trials/0001/summary.json"):  # as if it had been cut off
         (run.path / file).unlink()
-    with pytest.raises(FeverError, match="reads RLlib's pickles"):
+    with pytest.raises(FeverError, match="reads pickles"):
         search(run.config, run=run)
     longer = run.config.model_copy(update={"stop": run.config.stop.model_copy(update={"iterations": 3})})
     assert search(longer, run=run, trust=True)["failed"] == 0

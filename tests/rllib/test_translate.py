@@ -17,6 +17,7 @@ import pytest
 from fever.algos.registry import config_of
 from fever.config import RunConfig, load_yaml, validate
 from fever.errors import FeverError
+from fever.rllib.legacy.files import is_old_yaml, known_part
 from fever.rllib.legacy.old_names import (
     APEX_BATCH,
     APEX_UPDATES,
@@ -30,7 +31,7 @@ from fever.rllib.legacy.old_names import (
     VERSIONS,
 )
 from fever.rllib.legacy.reader import rename
-from fever.rllib.legacy.translate import Translation, is_old_yaml, present_env, translate
+from fever.rllib.legacy.translate import Translation, present_env, translate
 from fever.rllib.legacy.words import understand_words
 
 FOLDER = Path(__file__).parents[2] / "examples" / "rllib"
@@ -331,7 +332,6 @@ def test_stop_rules_of_evaluation_are_not_those_of_training(rules: dict[str, Any
 
 def test_settings_that_rllib_does_not_have_are_left_out_and_named() -> None:
     pytest.importorskip("torch")
-    from fever.rllib.settings import known_part
 
     config = {"lr": 0.1, "prediction_horizon": 3, "unroll": {"grid_search": [1, 2]}, "zigzag": False, "lambda": 0.9}
     found = known_part(old("DQN", **config))

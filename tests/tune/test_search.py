@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from fever.algos.registry import find_provider
 from fever.config import RunConfig, Stop, validate
 from fever.envs.source import EnvSource
 from fever.errors import FeverError, TrainingError
@@ -24,7 +25,7 @@ from fever.training import trainer
 from fever.tune import search
 from fever.tune.records import Record
 from fever.tune.space import parse
-from fever.tune.study import may_resume, resolve, rllib_bundles
+from fever.tune.study import first_point, may_resume, resolve
 from fever.tune.table import LiveTable, PlainTable, QuietTable, closing_lines
 from tests.environments import TimeLimitEnv
 from tests.helpers import without_ray
@@ -190,12 +191,12 @@ TWO_CORES = SimpleNamespace(
 
 def make_study(tmp_path: Path, **fields: Any) -> SimpleNamespace:
     """As much of a study as is needed to say what a trial takes."""
-    rllib = "algo" in fields
-    space = {"lr" if rllib else "learning_rate": "loguniform(1e-5,1e-2)"}
+    provider = find_provider(fields.get("algo", "ppo"))
+    space = {"lr" if provider else "learning_rate": "loguniform(1e-5,1e-2)"}
     source = EnvSource("CartPole-v1")
     config = resolve(configure(tmp_path, **{"space": space, "settings": {}} | fields), source)
     assert config.search is not None
-    bundles = rllib_bundles(config, parse(space), source) if rllib else None
+    bundles = provider.trial_bundles(first_point(config, parse(space)), source) if provider else None
     return SimpleNamespace(
         search=config.search, config=config, workers=config.workers, trials=config.search.trials, bundles=bundles
     )
@@ -286,7 +287,7 @@ def test_trials_with_pickles_are_not_gone_on_with_unless_trusted(tmp_path: Path)
     )
     assert not may_resume(run, trust=False)
     (run.path / "trials" / "0001" / "checkpoints" / "000001" / "files").mkdir(parents=True)
-    with pytest.raises(FeverError, match=r"reads RLlib's pickles in .*/trials, which can run any program; .* --trust"):
+    with pytest.raises(FeverError, match=r"reads pickles in .*/trials, which can run any program; .* --trust"):
         search(run.config, run=run)
     assert not may_resume(run, trust=True)
 

@@ -109,7 +109,7 @@ def test_pbt_keeps_the_networks_of_rllib(tmp_path: Path, name: str) -> None:
     config = configure(tmp_path, space={name: "choice(1,2)"}, scheduler="pbt", algo="rllib:PPO", settings={})
     assert config.search is not None
     with pytest.raises(FeverError, match=f"pbt cannot search {name}"):
-        check_kind(config.search, parse(config.search.space))
+        check_kind(config, parse(config.search.space))
 
 
 @pytest.mark.parametrize(

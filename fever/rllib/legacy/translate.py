@@ -63,15 +63,6 @@ class Translation:
     grid: bool = False  # whether all of `space` was grid_search: every combination is to be tried
 
 
-def is_old_yaml(values: dict[str, Any]) -> bool:
-    """Whether a file was written for `rllib train -f`: it says what to `run`, at the top or under a name.
-
-    One of fever's own has the text `env` at the top, and may have a `run` among the environment's arguments.
-    """
-    experiments = any(isinstance(one, dict) and "run" in one for one in values.values())
-    return "run" in values or (experiments and not isinstance(values.get("env"), str))
-
-
 def translate(values: dict[str, Any], where: str, experiment: str | None = None, env: str | None = None) -> Translation:
     """One experiment of an old file. `where` names the file; `env` is the environment of the command line, if any."""
     with understanding(where):

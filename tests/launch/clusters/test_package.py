@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fever.algos.registry import without_prefix
 from fever.config import RunConfig
 from fever.errors import FeverError
 from fever.launch.clusters import package as packing
@@ -110,5 +111,5 @@ def test_environments_are_named_by_their_content() -> None:
 
 def test_an_algorithm_of_ones_own_goes_too(project: Path) -> None:
     config = RunConfig(env="CartPole-v1", algo="rllib:my_envs:Algo", settings={"callbacks_class": "my_envs:Calls"})
-    package = pack(*config.names(), skip=project / "runs")
+    package = pack(without_prefix(config.algo), *config.names(), skip=project / "runs")
     assert [name for name in names(package.content) if not name.startswith("fever/")] == WANTED
