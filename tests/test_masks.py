@@ -17,7 +17,8 @@ from gymnasium import spaces
 
 import fever
 import fever.envs.worker_count
-from fever.envs.contract import Envs
+from fever.algos.on_policy import unroll
+from fever.envs.contract import Envs, describe_space
 from fever.envs.make import make_envs, make_one
 from fever.envs.source import EnvContext, EnvSource
 from fever.envs.worker_count import time_steps
@@ -25,7 +26,7 @@ from fever.errors import ContractError, FeverError
 from fever.policy import Network, Params, distribution_for
 from fever.policy.networks import FORBIDDEN
 from fever.policy.policy import network_for
-from fever.policy.spaces import describe, encode, encoded_shape, with_mask
+from fever.policy.spaces import encode, encoded_shape, with_mask
 from fever.replay.explorer import Exploration, Explorer
 from fever.runs.evaluate import evaluate, source_of
 from fever.runs.run import Run
@@ -33,7 +34,7 @@ from fever.sampling.sampler import Sampler
 from fever.sampling.spec import SamplerSpec
 from tests.environments import SPACES, MaskedEnv, NextStepMasked, SameStepMasked
 
-BOX = describe(spaces.Box(-1, 1, (2,)))
+BOX = describe_space(spaces.Box(-1, 1, (2,)))
 NATIVE = [NextStepMasked, SameStepMasked]
 SOURCES = [EnvSource(target, {"where": where}) for target in (MaskedEnv, *NATIVE) for where in ("info", "dict")] + [
     EnvSource(MaskedEnv, {"action_space": "multidiscrete", "parts": True}),
@@ -92,10 +93,10 @@ def weights(network: Network, seed: int = 0) -> Params:
     ],
 )
 def test_a_mask_is_the_last_columns_of_an_observation(space: str, mask: Any, columns: list[int], inside: bool) -> None:
-    rows, action = np.full((1, 2), 7, np.float32), describe(SPACES[space])
+    rows, action = np.full((1, 2), 7, np.float32), describe_space(SPACES[space])
     description = with_mask(BOX, action, None)
     if inside:
-        parts = {"type": "dict", "spaces": {"action_mask": describe(spaces.MultiBinary(1)), "cue": BOX}}
+        parts = {"type": "dict", "spaces": {"action_mask": describe_space(spaces.MultiBinary(1)), "cue": BOX}}
         description = with_mask(parts, action, "action_mask")
         mask = np.hstack([np.ravel(part) for part in mask])
         encoded = encode(description, {"action_mask": mask[None], "cue": rows})
@@ -171,7 +172,7 @@ def test_the_last_mask_before_a_reset_by_hand_may_allow_nothing(where: str) -> N
 
 def setup(space: str, count: int = 12, **settings: Any) -> tuple[Network, np.ndarray, np.ndarray]:
     """A network, encoded observations `[T, N, ...]` and the masks in them, `[T, N, K, max]`."""
-    action, rng = describe(SPACES[space]), np.random.default_rng(0)
+    action, rng = describe_space(SPACES[space]), np.random.default_rng(0)
     description = with_mask(BOX, action, None)
     sizes = description["sizes"]
     network = network_for(description, action, hidden=(8,), recurrent_size=6, **settings)
@@ -189,7 +190,7 @@ def test_allowed_outputs_and_values_are_those_without_a_mask(core: str, dueling:
     params = weights(network)
     cut = {name: value[:2] if name.startswith("observation/") else value for name, value in params.items()}
     state, other = network.initial_state(12), plain.initial_state(12)
-    features = network.unroll(params, jnp.asarray(observations), state, np.zeros((3, 12), bool))
+    features = unroll(network, params, jnp.asarray(observations), state, np.zeros((3, 12), bool))
     there, values = network.policy(params, features, jnp), network.value(params, features, jnp)
     for t, rows in enumerate(observations):
         np.testing.assert_array_equal(network.values(params, rows, state), plain.values(cut, rows[:, :2], other))
@@ -205,7 +206,7 @@ def test_allowed_outputs_and_values_are_those_without_a_mask(core: str, dueling:
 @pytest.mark.parametrize("space", ["discrete_start", "multidiscrete", "multibinary"])
 def test_the_distribution_is_over_allowed_actions_alone(space: str, xp: Any) -> None:
     network, (rows, *_), (masks, *_) = setup(space, 40)
-    distribution, state = distribution_for(describe(SPACES[space])), network.initial_state(40)
+    distribution, state = distribution_for(describe_space(SPACES[space])), network.initial_state(40)
     old, new = (network.act(weights(network, seed), rows, state)[0] for seed in (0, 1))
     actions = distribution.sample(old, distribution.noise(np.random.default_rng(0), (40,)))
     found = [
@@ -228,7 +229,7 @@ def test_the_distribution_is_over_allowed_actions_alone(space: str, xp: Any) -> 
 @pytest.mark.parametrize("space", ["discrete_start", "multidiscrete"])
 def test_forbidden_actions_have_no_gradient(space: str) -> None:
     network, (rows, *_), (masks, *_) = setup(space)
-    distribution, old = distribution_for(describe(SPACES[space])), weights(network, 1)
+    distribution, old = distribution_for(describe_space(SPACES[space])), weights(network, 1)
 
     def total(params: Params, row: Any) -> Any:
         here, before = (network.policy(side, network.features(side, row, jnp), jnp) for side in (params, old))
@@ -327,8 +328,8 @@ def test_training_and_evaluation_keep_to_masks(
 
 def test_masks_count_for_batches_and_may_be_left_out() -> None:
     network, rows, _ = setup("discrete_start")
-    description = with_mask(BOX, describe(SPACES["discrete_start"]), None)
-    policy = fever.policy.Policy(description, describe(SPACES["discrete_start"]), network, weights(network))
+    description = with_mask(BOX, describe_space(SPACES["discrete_start"]), None)
+    policy = fever.policy.Policy(description, describe_space(SPACES["discrete_start"]), network, weights(network))
     best = policy.act(rows[0, 0, :2])
     masks = np.ones((2, 3))
     masks[1, best - 5] = 0

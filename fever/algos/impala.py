@@ -16,7 +16,7 @@ import numpy as np
 
 from fever.algos.adam import AdamState
 from fever.algos.base import Iteration, Phases, Place, Task, sampler_spec
-from fever.algos.on_policy import GradientLearner, explained_variance, following_values, join
+from fever.algos.on_policy import GradientLearner, explained_variance, following_values, join, unroll
 from fever.algos.returns import vtrace
 from fever.config import NetworkSettings, setting
 from fever.policy import Params
@@ -149,7 +149,7 @@ class Impala(GradientLearner):
         """The objective of whole sequences `[T, b]`, and all of STEP_METRICS but the last."""
         config, network, distribution = self.config, self.network, self.distribution
         weights = {**self.vectorizer.unpack(params), **statistics}
-        features = network.unroll(weights, batch["observations"], batch["state"], batch["first"])  # [T+1, b, F]
+        features = unroll(network, weights, batch["observations"], batch["state"], batch["first"])  # [T+1, b, F]
         values = network.value(weights, features, jnp)
         outputs = network.policy(weights, features[:-1], jnp)
         log_probs = distribution.log_prob(outputs, batch["actions"], jnp)

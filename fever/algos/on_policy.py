@@ -110,6 +110,26 @@ def chain(episodes: list[Fragment], rows: int) -> dict[str, np.ndarray]:
     return batch
 
 
+def unroll(network: Network, params: Params, observations: Any, state: Any, first: Any) -> jax.Array:
+    """Features `[T, N, F]` of whole sequences of observations `[T, N, ...]`.
+
+    `state` `[N, S]` is the recurrent state before the first row; where `first` `[T, N]` is true an episode begins, and
+    the state is reset to zeros.
+    """
+    time, count = observations.shape[:2]
+    features = network.features(params, observations.reshape(time * count, *observations.shape[2:]), jnp)
+    features = features.reshape(time, count, -1)
+    if network.recurrent == "none":
+        return features
+
+    def step(state: Any, row: Any) -> Any:
+        features, first = row
+        features, state = network.step(params, features, jnp.where(first[:, None], 0.0, state), jnp)
+        return state, features
+
+    return jax.lax.scan(step, state, (features, first))[1]
+
+
 def values_of(network: Network, weights: Params, batch: Params) -> jax.Array:
     """Values `[T+1, B]` of every observation in a batch."""
     observations = batch["observations"]
@@ -118,7 +138,7 @@ def values_of(network: Network, weights: Params, batch: Params) -> jax.Array:
         features = jax.lax.map(lambda row: network.features(weights, row[None], jnp)[0], flat, batch_size=IMAGE_CHUNK)
         features = features.reshape(*observations.shape[:2], -1)
     else:
-        features = network.unroll(weights, observations, batch["state"], batch["first"])
+        features = unroll(network, weights, observations, batch["state"], batch["first"])
     return network.value(weights, features, jnp)
 
 

@@ -14,7 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from fever.algos.base import Iteration, Phases, Place, Task, sampler_spec
-from fever.algos.on_policy import IMAGE_CHUNK, GradientLearner, advantages_of, explained_variance, join, values_of
+from fever.algos.on_policy import (
+    IMAGE_CHUNK,
+    GradientLearner,
+    advantages_of,
+    explained_variance,
+    join,
+    unroll,
+    values_of,
+)
 from fever.config import NetworkSettings, setting
 from fever.errors import FeverError
 from fever.policy import Params
@@ -212,7 +220,7 @@ class PPO(GradientLearner):
     def _loss(self, weights: Params, rows: Params, state: Any, total: Any, clip: Any) -> tuple[jax.Array, jax.Array]:
         """The objective and its parts: sums over rows `[L, columns]` divided by `total`, so that chunks add up."""
         config, network, distribution = self.config, self.network, self.distribution
-        features = network.unroll(weights, rows["observations"], state, rows["first"])
+        features = unroll(network, weights, rows["observations"], state, rows["first"])
         outputs, values = network.policy(weights, features, jnp), network.value(weights, features, jnp)
         log_ratio = distribution.log_prob(outputs, rows["actions"], jnp) - rows["log_probs"]
         ratio = jnp.exp(log_ratio)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from gymnasium import spaces
 
 from fever.errors import FeverError
-from fever.policy.spaces import Description, describe, native_shape, with_mask
+from fever.policy.spaces import Description, native_shape, with_mask
 
 MASK = "action_mask"  # name of a mask of allowed actions, in infos or in a Dict observation
 
@@ -48,13 +49,60 @@ def describe_spaces(name: str, observation_space: Any, action_space: Any) -> tup
     found = []
     for which, space in (("observation", observation_space), ("action", action_space)):
         try:
-            found.append(describe(space))
+            found.append(describe_space(space))
         except ValueError as error:
             raise FeverError(f"{name} cannot be trained on: its {which} space: {error}") from error
     observation, action = found
     if observation["type"] == "dict" and MASK in observation["spaces"]:
         observation = _describe_mask(name, observation, action, MASK)
     return observation, action
+
+
+def describe_space(space: Any) -> Description:
+    """Describe a Gymnasium space; raises ValueError for a kind that no network here can take."""
+    if isinstance(space, spaces.Box):
+        if space.dtype == np.uint8 and len(space.shape) in (2, 3):
+            return _describe_image(space.shape)
+        return {
+            "type": "box",
+            "shape": list(space.shape),
+            "dtype": str(space.dtype),
+            "low": _bounds(space.low),
+            "high": _bounds(space.high),
+        }
+    if isinstance(space, spaces.Discrete):
+        return {"type": "discrete", "sizes": [int(space.n)], "starts": [int(space.start)], "shape": []}
+    if isinstance(space, spaces.MultiDiscrete):
+        return {
+            "type": "discrete",
+            "sizes": [int(n) for n in space.nvec.ravel()],
+            "starts": [int(n) for n in space.start.ravel()],
+            "shape": list(space.shape),
+        }
+    if isinstance(space, spaces.MultiBinary):
+        return {"type": "binary", "shape": list(space.shape)}
+    if isinstance(space, spaces.Dict):
+        return {"type": "dict", "spaces": {key: describe_space(part) for key, part in space.spaces.items()}}
+    if isinstance(space, spaces.Tuple):
+        return {"type": "tuple", "spaces": [describe_space(part) for part in space.spaces]}
+    raise ValueError(
+        f"a {type(space).__name__} space is not supported; supported are Box, Discrete, MultiDiscrete, MultiBinary, "
+        "Dict and Tuple"
+    )
+
+
+def _bounds(values: np.ndarray) -> list[float | None]:
+    """Bounds as JSON numbers; infinite ones are null, which JSON has and infinity it has not."""
+    return [float(value) if np.isfinite(value) else None for value in values.ravel()]
+
+
+def _describe_image(shape: tuple[int, ...]) -> Description:
+    """Tell the channel order: the channel axis is the smallest of the outer two, last on a tie."""
+    if len(shape) == 2:
+        return {"type": "image", "shape": [*shape, 1], "order": "hw"}
+    if shape[0] < shape[2]:
+        return {"type": "image", "shape": [shape[1], shape[2], shape[0]], "order": "chw"}
+    return {"type": "image", "shape": list(shape), "order": "hwc"}
 
 
 def describe_info(name: str, observation: Description, action: Description, info: dict[str, Any]) -> Description:

@@ -178,25 +178,6 @@ class Network:
         hidden = gates[:, 2 * size :] * xp.tanh(cell)
         return hidden, xp.concatenate([hidden, cell], axis=1)
 
-    def unroll(self, params: Params, observations: Any, state: Any, first: Any) -> Any:
-        """JAX only. Features of whole sequences: `[T, N, ...]`, the state `[N, S]` before the first row, and `first`
-        `[T, N]`, true where an episode begins (the state is zeroed there). Returns `[T, N, F]`."""
-        import jax
-        import jax.numpy as jnp
-
-        time, count = observations.shape[:2]
-        features = self.features(params, observations.reshape(time * count, *observations.shape[2:]), jnp)
-        features = features.reshape(time, count, -1)
-        if self.recurrent == "none":
-            return features
-
-        def step(state: Any, row: Any) -> Any:
-            features, first = row
-            features, state = self.step(params, features, jnp.where(first[:, None], 0.0, state), jnp)
-            return state, features
-
-        return jax.lax.scan(step, state, (features, first))[1]
-
     def policy(self, params: Params, features: Any, xp: Any = np) -> Any:
         """Distribution parameters or action values `[..., outputs]`."""
         if self.mask:

@@ -25,41 +25,6 @@ import numpy as np
 Description = dict[str, Any]
 
 
-def describe(space: Any) -> Description:
-    """Describe a Gymnasium space; raises ValueError for a kind that no network here can take."""
-    from gymnasium import spaces
-
-    if isinstance(space, spaces.Box):
-        if space.dtype == np.uint8 and len(space.shape) in (2, 3):
-            return _describe_image(space.shape)
-        return {
-            "type": "box",
-            "shape": list(space.shape),
-            "dtype": str(space.dtype),
-            "low": _bounds(space.low),
-            "high": _bounds(space.high),
-        }
-    if isinstance(space, spaces.Discrete):
-        return {"type": "discrete", "sizes": [int(space.n)], "starts": [int(space.start)], "shape": []}
-    if isinstance(space, spaces.MultiDiscrete):
-        return {
-            "type": "discrete",
-            "sizes": [int(n) for n in space.nvec.ravel()],
-            "starts": [int(n) for n in space.start.ravel()],
-            "shape": list(space.shape),
-        }
-    if isinstance(space, spaces.MultiBinary):
-        return {"type": "binary", "shape": list(space.shape)}
-    if isinstance(space, spaces.Dict):
-        return {"type": "dict", "spaces": {key: describe(part) for key, part in space.spaces.items()}}
-    if isinstance(space, spaces.Tuple):
-        return {"type": "tuple", "spaces": [describe(part) for part in space.spaces]}
-    raise ValueError(
-        f"a {type(space).__name__} space is not supported; supported are Box, Discrete, MultiDiscrete, MultiBinary, "
-        "Dict and Tuple"
-    )
-
-
 def with_mask(observation: Description, action: Description, key: str | None) -> Description:
     """Describe observations that come with a mask of actions; raises ValueError where there is no use for one."""
     if action["type"] not in ("discrete", "binary"):
@@ -78,20 +43,6 @@ def with_mask(observation: Description, action: Description, key: str | None) ->
 def mask_width(description: Description) -> int:
     """How many columns at the end of an encoded observation are its mask."""
     return len(description["sizes"]) * max(description["sizes"]) if description["type"] == "masked" else 0
-
-
-def _bounds(values: np.ndarray) -> list[float | None]:
-    """Bounds as JSON numbers; infinite ones are null, which JSON has and infinity it has not."""
-    return [float(value) if np.isfinite(value) else None for value in values.ravel()]
-
-
-def _describe_image(shape: tuple[int, ...]) -> Description:
-    """Tell the channel order: the channel axis is the smallest of the outer two, last on a tie."""
-    if len(shape) == 2:
-        return {"type": "image", "shape": [*shape, 1], "order": "hw"}
-    if shape[0] < shape[2]:
-        return {"type": "image", "shape": [shape[1], shape[2], shape[0]], "order": "chw"}
-    return {"type": "image", "shape": list(shape), "order": "hwc"}
 
 
 def encoded_shape(description: Description) -> tuple[tuple[int, ...], np.dtype]:

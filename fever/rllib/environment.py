@@ -13,9 +13,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from fever.envs.contract import describe_space
 from fever.envs.source import EnvContext, EnvSource, is_vector_class, make_env
 from fever.errors import FeverError
-from fever.policy.spaces import describe
 
 MADE = itertools.count()  # environments in this process, for their folders
 CONFIG = ("env_config", "config")  # what RLlib's documentation calls the one argument of a constructor
@@ -133,7 +133,7 @@ class Frames(gym.ObservationWrapper):
 
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
-        description = describe(env.observation_space)
+        description = describe_space(env.observation_space)
         self.first = description["order"] == "chw"
         self.observation_space = gym.spaces.Box(0.0, 1.0, tuple(description["shape"]), np.float32)
 

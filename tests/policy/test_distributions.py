@@ -10,8 +10,8 @@ import pytest
 from gymnasium import spaces
 from scipy import special, stats
 
+from fever.envs.contract import describe_space
 from fever.policy.distributions import Categorical, Gaussian, distribution_for
-from fever.policy.spaces import describe
 
 BOX = spaces.Box(np.array([-2.0, 0.0, 1.0], np.float32), np.array([2.0, 5.0, 1.5], np.float32))
 ACTION_SPACES = {
@@ -26,7 +26,7 @@ choices = pytest.mark.parametrize("sizes", [(5,), (2, 5, 3), (2, 2, 2, 2)], ids=
 
 def of(space: spaces.Space) -> Categorical | Gaussian:
     """The distribution over a space, by way of JSON as in a checkpoint."""
-    return distribution_for(json.loads(json.dumps(describe(space))))
+    return distribution_for(json.loads(json.dumps(describe_space(space))))
 
 
 def parameters(distribution: Categorical | Gaussian, leading: tuple[int, ...] = (50,), seed: int = 0) -> np.ndarray:

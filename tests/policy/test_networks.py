@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fever.algos.on_policy import unroll
 from fever.policy.networks import Network, convolve, orthogonal, sigmoid
 
 VECTOR = {"input_shape": (5,), "input_dtype": "float32", "outputs": 4, "hidden": (8, 6)}
@@ -206,7 +207,7 @@ def test_unrolling_is_stepping_with_the_state_reset_where_episodes_begin(name: s
     params, seen, state = weights(network), observations(network, time, count), state_of(network, count)
     first = np.zeros((time, count), bool)
     first[2, 0] = first[4, 0] = first[0, 1] = True  # environment 2 carries its state all the way
-    unrolled = network.unroll(params, jnp.asarray(seen), jnp.asarray(state), jnp.asarray(first))
+    unrolled = unroll(network, params, jnp.asarray(seen), jnp.asarray(state), jnp.asarray(first))
     for t in range(time):
         state = np.where(first[t][:, None], np.float32(0), state)
         outputs, after = network.act(params, seen[t], state)
@@ -224,7 +225,7 @@ def test_nothing_from_before_an_episode_reaches_into_it(name: str) -> None:
     other = seen.copy()
     other[:2] = seen[2:]
     here, there = (
-        network.unroll(params, jnp.asarray(given), jnp.asarray(state_of(network, 1)), first) for given in (seen, other)
+        unroll(network, params, jnp.asarray(given), jnp.asarray(state_of(network, 1)), first) for given in (seen, other)
     )
     np.testing.assert_array_equal(here[2:], there[2:])
     assert not np.allclose(here[1], there[1])
@@ -233,7 +234,7 @@ def test_nothing_from_before_an_episode_reaches_into_it(name: str) -> None:
 def test_unrolling_without_memory_gives_the_features_row_by_row() -> None:
     network = NETWORKS["cnn"]
     params, seen = weights(network), observations(network, 2, 3)
-    unrolled = network.unroll(params, jnp.asarray(seen), jnp.zeros((3, 0)), jnp.zeros((2, 3), bool))
+    unrolled = unroll(network, params, jnp.asarray(seen), jnp.zeros((3, 0)), jnp.zeros((2, 3), bool))
     expected = [network.features(params, row) for row in seen]
     np.testing.assert_allclose(unrolled, expected, rtol=1e-4, atol=1e-4)
 

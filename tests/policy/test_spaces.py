@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from fever.policy.spaces import describe, encode, encoded_shape, native_shape
+from fever.envs.contract import describe_space
+from fever.policy.spaces import encode, encoded_shape, native_shape
 
 UNBOUNDED = spaces.Box(np.array([-1.5, -np.inf], np.float32), np.array([2.5, np.inf], np.float32))
 NESTED = spaces.Dict(
@@ -57,13 +58,13 @@ every_kind = pytest.mark.parametrize("space", EVERY_KIND.values(), ids=EVERY_KIN
 
 @every_kind
 def test_a_description_survives_json(space: spaces.Space) -> None:
-    description = describe(space)
+    description = describe_space(space)
     assert json.loads(json.dumps(description, allow_nan=False)) == description
 
 
 @every_kind
 def test_encoded_shape_is_what_encode_returns(space: spaces.Space) -> None:
-    description = describe(space)
+    description = describe_space(space)
     encoded = encode(json.loads(json.dumps(description)), batch(space, 5))
     assert ((encoded.shape[1:], encoded.dtype), len(encoded)) == (encoded_shape(description), 5)
 
@@ -101,7 +102,7 @@ def test_encoded_shape_is_what_encode_returns(space: spaces.Space) -> None:
     ],
 )
 def test_a_space_is_described_in_full(space: spaces.Space, expected: Any) -> None:
-    assert describe(space) == expected
+    assert describe_space(space) == expected
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_a_space_is_described_in_full(space: spaces.Space, expected: Any) -> Non
 def test_the_channel_order_is_told_by_the_smaller_outer_axis(
     shape: tuple[int, ...], order: str, described: list[int]
 ) -> None:
-    description = describe(spaces.Box(0, 255, shape, np.uint8))
+    description = describe_space(spaces.Box(0, 255, shape, np.uint8))
     assert (description["order"], description["shape"]) == (order, described)
     assert native_shape(description) == shape
 
@@ -126,7 +127,7 @@ def test_the_channel_order_is_told_by_the_smaller_outer_axis(
 def test_every_channel_order_is_encoded_as_the_same_image(order: str) -> None:
     images = np.random.default_rng(0).integers(0, 256, (2, 6, 7, 1 if order == "hw" else 3), np.uint8)
     given = {"hwc": images, "chw": images.transpose(0, 3, 1, 2), "hw": images[..., 0]}[order]
-    encoded = encode(describe(spaces.Box(0, 255, given.shape[1:], np.uint8)), given)
+    encoded = encode(describe_space(spaces.Box(0, 255, given.shape[1:], np.uint8)), given)
     assert encoded.dtype == np.uint8
     np.testing.assert_array_equal(encoded, images)
 
@@ -166,13 +167,13 @@ def test_every_channel_order_is_encoded_as_the_same_image(order: str) -> None:
     ],
 )
 def test_values_are_encoded_by_hand(space: spaces.Space, observations: Any, expected: Any) -> None:
-    encoded = encode(describe(space), observations)
+    encoded = encode(describe_space(space), observations)
     assert encoded.dtype == np.float32
     np.testing.assert_allclose(encoded, expected, rtol=1e-6)
 
 
 def test_bytes_stay_bytes() -> None:
-    encoded = encode(describe(spaces.Box(0, 255, (3,), np.uint8)), np.array([[1, 2, 255]], np.uint8))
+    encoded = encode(describe_space(spaces.Box(0, 255, (3,), np.uint8)), np.array([[1, 2, 255]], np.uint8))
     assert encoded.dtype == np.uint8
     np.testing.assert_array_equal(encoded, [[1, 2, 255]])
 
@@ -180,12 +181,12 @@ def test_bytes_stay_bytes() -> None:
 @pytest.mark.parametrize("space", [spaces.Text(5), spaces.Sequence(spaces.Discrete(2))])
 def test_a_space_of_another_kind_is_refused_by_name(space: spaces.Space) -> None:
     with pytest.raises(ValueError, match=rf"a {type(space).__name__} space is not supported; supported are Box, .*"):
-        describe(space)
+        describe_space(space)
 
 
 def test_a_part_of_another_kind_is_refused_too() -> None:
     with pytest.raises(ValueError, match="a Text space is not supported"):
-        describe(spaces.Dict({"x": spaces.Tuple((spaces.Text(5),))}))
+        describe_space(spaces.Dict({"x": spaces.Tuple((spaces.Text(5),))}))
 
 
 IMAGE = spaces.Box(0, 255, (4, 5, 3), np.uint8)
@@ -216,13 +217,13 @@ def test_an_observation_that_does_not_fit_is_refused_with_the_reason(
     space: spaces.Space, observations: Any, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        encode(describe(space), observations)
+        encode(describe_space(space), observations)
 
 
 def test_unsigned_discrete_observations_are_encoded() -> None:
-    np.testing.assert_array_equal(encode(describe(spaces.Discrete(3)), np.array([1], np.uint64)), [[0, 1, 0]])
+    np.testing.assert_array_equal(encode(describe_space(spaces.Discrete(3)), np.array([1], np.uint64)), [[0, 1, 0]])
 
 
 def test_an_image_of_wider_numbers_is_refused() -> None:
     with pytest.raises(ValueError, match="its space says uint8"):
-        encode(describe(IMAGE), np.zeros((1, 4, 5, 3), np.uint16))
+        encode(describe_space(IMAGE), np.zeros((1, 4, 5, 3), np.uint16))

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fever.algos.on_policy import unroll
 from fever.envs.make import make_envs
 from fever.envs.source import EnvContext, EnvSource
 from fever.errors import ContractError
@@ -128,7 +129,7 @@ def test_log_probabilities_are_those_that_the_learner_finds(target: Any, recurre
     network, params = sampler.spec.network, weights(sampler.spec.network)
     part = fragments(sampler, 2)[1]
     rows = {name: jnp.asarray(part.arrays[name]) for name in ("observations", "state", "first", "actions")}
-    features = network.unroll(params, rows["observations"][:-1], rows["state"], rows["first"][:-1])
+    features = unroll(network, params, rows["observations"][:-1], rows["state"], rows["first"][:-1])
     outputs = network.policy(params, features, jnp)
     expected = sampler.distribution.log_prob(outputs, rows["actions"], jnp)
     np.testing.assert_allclose(part.arrays["log_probs"], expected, rtol=1e-4, atol=1e-5)
