@@ -1,22 +1,25 @@
-"""The meeting place of a job's processes: a folder that all its machines see, in which every file appears whole.
+"""The folder of a job: what its processes know of each other, on a file system that all its machines share.
 
     job/
-      job.json         what kind of job it is, and its settings
+      job.json         the kind of job and its settings
       run.yaml         what is trained
-      ranks/K.json     who rank K is: host, addresses, cores, versions
-      plan.json        rank 0's answer: who is part of this meeting, and who starts Ray on which host
-      head.json        where Ray's head is
-      alive            counted up by rank 0 as long as it lives
-      stop             why the training is to save and stop
-      exit.json        the driver's exit code, which every rank ends with
+      script.sh        what the scheduler runs
+      started.json     when the script began
+      ranks/K.json     rank K: host, addresses, cores, versions
+      plan.json        written by rank 0 once all have arrived: the ranks, and which of them starts Ray on which host
+      head.json        the address of Ray's head
+      alive            a counter that rank 0 increases as long as it lives
+      stop             the reason why the training is to save and stop
+      exit.json        the driver's exit code, with which every rank exits
       left/K           rank K has cleaned up
-      connected/HOST.json  how long its Ray took to join
-      token            Ray's, for this user only
+      connected/HOST.json  the seconds that its Ray took to join
+      breakdown.json   where the job's time went
+      token            Ray's, readable by this user only
       log.txt          what the job has printed
       nodes/HOST.log   what happened on each host
 
-Nothing here waits: callers poll. Files are looked for by listing their folder, because network file systems remember
-for a while that a name did not exist.
+Files appear whole (written beside and renamed). Nothing here waits: callers poll. Files are looked for by listing their
+folder, because network file systems remember for a while that a name did not exist.
 """
 
 from __future__ import annotations
@@ -36,7 +39,13 @@ from fever.files import write_whole
 JOB = "FEVER_JOB"  # environment variable of the process that drives a job: its folder
 AUTOSCALED = "FEVER_WORKERS"  # environment variable: how many machines an autoscaler may launch for this process
 CONTINUED = 75  # exit code of a run that was cut off by its job's limit: EX_TEMPFAIL, try again
-TRANSIENT = ("ranks", "left", "plan.json", "head.json", "alive", "stop", "token")  # nothing of it stays
+QUEUED, RUNNING, ENDED = "queued", "running", "ended"  # states of a job
+
+RECORD, RUN, SCRIPT, LOG = "job.json", "run.yaml", "script.sh", "log.txt"  # files of a job's folder
+STARTED, BREAKDOWN, EXIT = "started.json", "breakdown.json", "exit.json"
+PLAN, HEAD, ALIVE, STOP, TOKEN = "plan.json", "head.json", "alive", "stop", "token"
+RANKS, LEFT, CONNECTED, NODES = "ranks", "left", "connected", "nodes"  # and its subfolders
+TRANSIENT = (RANKS, LEFT, PLAN, HEAD, ALIVE, STOP, TOKEN)  # removed when the job ends
 
 
 def records(part: str) -> Path:
@@ -62,14 +71,24 @@ class JobFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    @classmethod
+    def of(cls, run: Path) -> JobFolder:
+        """The folder of the job that trains a run."""
+        return cls(run / layout.JOB)
+
+    @property
+    def run(self) -> Path:
+        """The run directory that the folder is in."""
+        return self.path.parent
+
     def clear(self, *keep: str) -> None:
-        """Remove what an earlier meeting left here, but for these; rank 0 does so before it announces itself."""
-        for name in (*TRANSIENT, "connected", "exit.json"):
+        """Remove the files of an earlier attempt, except these; rank 0 does so before it announces itself."""
+        for name in (*TRANSIENT, CONNECTED, EXIT):
             if name not in keep:
                 self._remove(name)
 
     def tidy(self) -> None:
-        """Remove what nobody needs after the end."""
+        """Remove what nobody needs after the job's end."""
         for name in TRANSIENT:
             self._remove(name)
 
@@ -81,7 +100,7 @@ class JobFolder:
             path.unlink(missing_ok=True)
 
     def write(self, name: str, values: dict[str, Any], mode: int = 0o644) -> None:
-        """Write a JSON file that is there whole or not at all."""
+        """Write a JSON file that appears whole."""
         self.write_text(name, json.dumps(values, indent=2) + "\n", mode)
 
     def write_text(self, name: str, text: str, mode: int = 0o644) -> None:
@@ -89,8 +108,12 @@ class JobFolder:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text, mode)
 
+    def note(self, **facts: Any) -> None:
+        """Add facts to the job's record, job.json; it has the job's environment variables and is the user's alone."""
+        self.write(RECORD, {**(self.read(RECORD) or {}), **facts}, mode=0o600)
+
     def read(self, name: str) -> dict[str, Any] | None:
-        """The content of a JSON file; None if it is not there."""
+        """The content of a JSON file; None if it does not exist."""
         text = self.read_text(name)
         return json.loads(text) if text is not None else None
 
@@ -113,36 +136,36 @@ class JobFolder:
     @property
     def log(self) -> Path:
         """What the job has printed."""
-        return self.path / "log.txt"
+        return self.path / LOG
 
     def log_of(self, host: str) -> Path:
-        return self.path / "nodes" / f"{host}.log"
+        return self.path / NODES / f"{host}.log"
 
     def last_words(self, host: str, lines: int = 5) -> str:
-        """The end of a host's log, as part of a sentence; empty if it has none. It may be named by a longer name."""
-        for path in sorted((self.path / "nodes").glob(f"{host}.*log")):
+        """The last lines of a host's log, joined by "|"; empty if there is no log. Its file may have a longer name."""
+        for path in sorted((self.path / NODES).glob(f"{host}.*log")):
             with suppress(OSError):
                 return " | ".join(path.read_text(errors="replace").strip().splitlines()[-lines:])
         return ""
 
     def write_token(self) -> None:
-        """Make the job's token for Ray; only this user can read it."""
-        self.write_text("token", secrets.token_hex(32), mode=0o600)
+        """Make the job's token for Ray, which only this user can read."""
+        self.write_text(TOKEN, secrets.token_hex(32), mode=0o600)
 
     @property
     def token(self) -> Path:
-        return self.path / "token"
+        return self.path / TOKEN
 
     @property
     def saved(self) -> bool:
-        """Whether the run has a checkpoint to go on from; a search, whether it has begun."""
-        checkpoints = self.path.parent / layout.CHECKPOINTS
-        if (self.path.parent / layout.TUNE).is_dir():
+        """Whether the run has a checkpoint to resume from; of a search, whether it has begun."""
+        checkpoints = self.run / layout.CHECKPOINTS
+        if (self.run / layout.TUNE).is_dir():
             return True
         return checkpoints.is_dir() and any(not name.startswith(".") for name in os.listdir(checkpoints))
 
 
 def _only_missing(error: OSError) -> None:
-    """A file that is not there, or was replaced by another machine while it was read: callers ask again."""
+    """Ignore that a file does not exist, or was replaced by another machine while it was read: callers ask again."""
     if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.EIO):
         raise error

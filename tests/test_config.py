@@ -9,7 +9,7 @@ import pytest
 
 from fever.config import Settings, Stop, load_yaml, parse_assignments, validate
 from fever.errors import FeverError
-from fever.launch.targets import Slurm
+from fever.launch.schedulers.slurm import Slurm
 
 DURATIONS = [(Stop, "seconds"), (Slurm, "seconds"), (Slurm, "connect_seconds"), (Slurm, "lead_seconds")]
 

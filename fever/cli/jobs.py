@@ -55,7 +55,7 @@ def leave_for(config: Any, place: dict[str, Any], quiet: bool, as_json: bool, ru
     on, dry_run, detach = place.pop("on"), place.pop("dry_run", False), place.pop("detach", False)
     flags = [*(["--quiet"] if quiet else []), *(["--json"] if as_json else [])]
     path = run.path.resolve() if run is not None else None
-    raise typer.Exit(run_elsewhere(Order(config, on, path, flags, dry_run, detach), place))
+    raise typer.Exit(run_elsewhere(Order(config, on, path, flags, dry_run, detach, place)))
 
 
 @commands.command(rich_help_panel="Other machines")

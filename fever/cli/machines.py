@@ -165,13 +165,13 @@ def fetch(
     ] = None,
 ) -> None:
     """Bring a job's run directory home: only what is new, every file verified."""
-    from fever.launch import follow, jobs
+    from fever.launch import jobs
     from fever.launch.clusters import link as remote
     from fever.launch.clusters.ssh import Unreachable
     from fever.text import format_bytes
 
     found = jobs.find_job(job)
-    if not follow.on_cluster(found):
+    if (target := found.target) is None or not target.is_remote:
         raise FeverError(f"{found.name} writes its run directory on a shared file system already: {found.run}")
     if found.home and to is None:
         print(f"{found.run}: all of it is here, verified")

@@ -22,7 +22,7 @@ from fever.cli.options import workers as parse_workers
 from fever.cli.runs import RunName, Runs, plain
 from fever.cli.runs import commands as run_commands
 from fever.errors import FeverError, TrainingError
-from fever.job import CONTINUED, current_job
+from fever.job import CONTINUED, RECORD, current_job
 
 
 class Interrupted(Exception):
@@ -167,7 +167,7 @@ def _open_to_resume(word: str, runs: str, here: bool) -> Any:
             raise
         settle(path)
         return Run.open(str(path), runs)
-    if here and (found.job / "job.json").is_file():
+    if here and (found.job / RECORD).is_file():
         settle(found.path)
     return found
 

@@ -11,23 +11,20 @@ import os
 import resource
 import shutil
 import socket
-import subprocess
-import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fever.errors import FeverError
-from fever.job import JobFolder
+from fever.job import EXIT, RANKS, JobFolder
 from fever.launch.clusters.host_packages import describe_environment
 from fever.launch.clusters.ssh_up import ask_hosts
 from fever.launch.doctor import Finding
 from fever.launch.on_host import host
-from fever.launch.rendezvous.launchers import Rank, find_rank
+from fever.launch.rendezvous.launchers import Rank
 from fever.launch.rendezvous.member import Lost, Member, Unwritable, absent_hosts, writing
-from fever.launch.schedulers.scripts import slurm_launcher
-from fever.launch.targets import Machines, Mpi, Slurm, Ssh, Target, load_target
+from fever.launch.targets import Allocation, Ssh, load_target
 
 CONNECT_SECONDS = 3.0  # until a port of another host must have answered
 CLOCK_SECONDS = 2.0  # by which clocks may differ
@@ -36,24 +33,8 @@ LIMITS = {"files": 1024, "processes": 1024}  # ulimits that are too low for Ray
 
 
 def examine_target(on: str, runs: Path) -> list[Finding]:
-    """All findings about a target; empty in ranks other than the first."""
-    target = load_target(on, {})
-    if isinstance(target, Ssh):
-        return examine_hosts(target)
-    if isinstance(target, Machines):
-        raise FeverError("the doctor looks at Slurm, PBS, MPI and ssh hosts; for others see: fever status")
-    try:
-        rank = find_rank()
-    except FeverError:
-        if isinstance(target, Mpi):
-            raise
-    else:
-        return examine_ranks(target, rank, runs)
-    if isinstance(target, Slurm) and os.environ.get("SLURM_JOB_ID"):
-        words = [*slurm_launcher(target).split(), sys.executable, "-m", "fever", "doctor", "--on", on]
-        done = subprocess.run([*words, "--runs", str(runs)])
-        return [Finding("ok" if done.returncode == 0 else "problem", "machines", "as said above")]
-    return examine_scheduler(target, runs)
+    """All findings about a target; empty in ranks other than 0."""
+    return load_target(on, {}).examine(on, runs)
 
 
 def examine_hosts(target: Ssh) -> list[Finding]:
@@ -74,26 +55,8 @@ def _host(name: str, facts: Any) -> Finding:
     return Finding("problem" if has and "none" in has.values() else "ok", name, text)
 
 
-def examine_scheduler(target: Target, runs: Path) -> list[Finding]:
-    """What can be seen from a login node."""
-    submit, ask = {"slurm": ("sbatch", ["scontrol", "ping"]), "pbs": ("qsub", ["qstat", "-B"])}[target.kind]
-    if shutil.which(submit) is None:
-        return [Finding("problem", submit, "not found; work on a login node of the cluster")]
-    try:
-        done = subprocess.run(ask, capture_output=True, text=True, timeout=20)
-        answer = (done.stdout + done.stderr).strip().splitlines()
-        failed = done.returncode != 0
-    except (OSError, subprocess.TimeoutExpired) as error:
-        answer, failed = [str(error)], True
-    inside = "salloc --nodes 2 fever doctor --on slurm" if target.kind == "slurm" else "mpiexec fever doctor --on mpi"
-    return [
-        Finding("problem" if failed else "ok", "scheduler", answer[0] if answer else "answers"),
-        _folder(runs),
-        Finding("note", "machines", f"can be looked at from inside an allocation: {inside}"),
-    ]
-
-
-def _folder(runs: Path) -> Finding:
+def examine_folder(runs: Path) -> Finding:
+    """Whether the folder of run directories has room and can be written to."""
     folder = next(path for path in (runs, *runs.parents) if path.exists())
     free = shutil.disk_usage(folder).free / 2**30
     writable = os.access(folder, os.W_OK)
@@ -101,7 +64,7 @@ def _folder(runs: Path) -> Finding:
         "" if writable else ", but it cannot be written to"))  # fmt: skip
 
 
-def examine_ranks(target: Target, rank: Rank, runs: Path) -> list[Finding]:
+def examine_ranks(target: Allocation, rank: Rank, runs: Path) -> list[Finding]:
     """Meet the other ranks and look at what is between the hosts."""
     seconds = min(target.connect_seconds, MEET_SECONDS)
     folder = JobFolder(runs / f".doctor-{rank.launch or 'ranks'}")
@@ -132,7 +95,7 @@ class Examiner(Member):
             if not self.leads:
                 plan = self.join()
                 self.folder.write(f"views/{self.rank.number}.json", {"plan": plan["id"], **self.look(plan)})
-                self.until(lambda: self.own("exit.json"), lambda: "rank 0 did not say what it found")
+                self.until(lambda: self.own(EXIT), lambda: "rank 0 did not say what it found")
                 return []
             with writing(self.host, self.folder.path):
                 self.folder.clear()
@@ -166,7 +129,7 @@ class Examiner(Member):
 
     def _written(self, number: int) -> float:
         """When a rank announced itself, by the file server's clock."""
-        return (self.folder.path / "ranks" / f"{number}.json").stat().st_mtime
+        return (self.folder.path / RANKS / f"{number}.json").stat().st_mtime
 
 
 def _answer(server: socket.socket) -> None:

@@ -1,34 +1,76 @@
-"""Where a run may happen besides this machine: the settings of each kind of target, as frozen models.
+"""Where a run may happen besides this machine: what every kind of target has, and the list of kinds.
 
-`--on slurm` is a kind with its defaults, `--on site.yaml` a file that says its kind and a site's settings once; options
-of the command line win over both.
+`--on slurm` is a kind with its defaults; `--on site.yaml` is a file with a kind and a site's settings. Options of the
+command line override both. A kind is one class in a module of its own: its settings and what can be done there.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import re
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import ValidationInfo, field_validator, model_validator
 
 from fever.config import Duration, Settings, load_yaml, setting, validate
 from fever.errors import FeverError
+from fever.job import RUNNING
+
+if TYPE_CHECKING:
+    from fever.launch.dispatch import Order
+    from fever.launch.doctor import Finding
+    from fever.launch.jobs import Job, JobWatch
 
 CLUSTER_NAME = re.compile(r"[A-Za-z][\w.]*")  # part of paths
 
 
 class Target(Settings):
-    """What every target has."""
+    """The settings that every kind has, and what dispatch, jobs and the doctor ask of a kind."""
 
-    kind: str = setting(..., "slurm, pbs, mpi, ssh or aws")
+    named_by_file: ClassVar[bool] = False  # the setting `name` is the file's unless it is given
+    is_remote: ClassVar[bool] = False  # run directories are on its machines, and copied to this one
+
+    kind: str = setting(..., "slurm, pbs, lsf, mpi, ssh, aws or ray")
     cpus_per_node: int | None = setting(None, "cores of each machine to use; null: all that the job may use", gt=0)
     interface: str | None = setting(None, "network interface that Ray uses, such as ib0; null: the host name's")
     scratch: str = setting("/tmp", "node-local folder for Ray's temporary files; a short path")
-    unset: tuple[str, ...] = setting(("LD_PRELOAD",), "variables that neither Ray nor the training gets")
-    env: dict[str, str] = setting({}, "variables that they get")
-    connect_seconds: Duration = setting(300.0, "until when all machines must have joined")
+    unset: tuple[str, ...] = setting(("LD_PRELOAD",), "environment variables to remove for Ray and the training")
+    env: dict[str, str] = setting({}, "environment variables to set for Ray and the training")
+    connect_seconds: Duration = setting(300.0, "time within which all machines must have joined")
+
+    def run(self, order: Order) -> int:
+        """Train what is ordered, as a job of this kind; returns the exit code."""
+        raise NotImplementedError
+
+    def state(self, job: Job) -> tuple[str, str]:
+        """QUEUED, RUNNING or ENDED, and a short reason."""
+        raise NotImplementedError
+
+    def stop(self, job: Job, state: str, now: bool) -> str:
+        """End a job that is QUEUED or RUNNING, after it has saved unless `now`. Returns what happened, for the user."""
+        raise NotImplementedError
+
+    def examine(self, on: str, runs: Path) -> list[Finding]:
+        """What `fever doctor --on ON` reports; empty in ranks other than 0. `runs`: the folder of run directories."""
+        raise NotImplementedError
+
+    def watch(self, job: Job) -> JobWatch:
+        """What follows a job's state while it is shown."""
+        return job.watch()
+
+    def fetch(self, job: Job) -> None:
+        """Copy what is new of a job's run directory to this machine; nothing to do on a shared file system."""
+
+    def cores_of(self, rank: int) -> int | None:
+        """The cores to use on the machine of a rank; None: all that the job may use."""
+        return self.cpus_per_node
+
+    @classmethod
+    def allocated_hosts(cls) -> list[str]:
+        """The host names of the allocation that this process runs in, from the scheduler's environment variables."""
+        return []
 
     @field_validator("env", mode="before")
     @classmethod
@@ -47,60 +89,36 @@ class Target(Settings):
 
 
 class Allocation(Target):
-    """Machines that somebody else gives us for a time, on which ranks are started."""
+    """Machines that a scheduler or the user provides for a time, on which a launcher starts ranks."""
+
+    supervised: ClassVar[bool] = False  # ranks are started by schedulers/supervisor.py; what they print is kept
 
     lead_seconds: Duration = setting(120.0, "time before the job's limit at which the run saves and stops")
     ship: bool = setting(False, "send the modules of the folder where fever was started to machines without it")
 
+    @property
+    def lead(self) -> float:
+        """Seconds before the job's limit at which the run saves."""
+        return self.lead_seconds
 
-class Mpi(Allocation):
-    """Ranks that somebody has started: mpirun, mpiexec, aprun, srun, jsrun."""
+    @property
+    def least_ranks(self) -> int:
+        """How many ranks there are at least, if the launcher does not say."""
+        return 1
 
-    kind: Literal["mpi"] = "mpi"
+    def cancel(self, job: Job) -> str:
+        """End a job at once. Returns what happened, for the user."""
+        raise NotImplementedError
 
-
-class LearnerMachine(Settings):
-    """A machine for the learner that differs from the samplers' (Slurm's heterogeneous jobs)."""
-
-    gpus: int = setting(0, "GPUs of the learner's machine", ge=0)
-    cpus: int | None = setting(None, "its cores; null: as the samplers' machines", gt=0)
-    partition: str | None = setting(None, "its partition; null: the same")
-    options: tuple[str, ...] = setting((), "further options of its own, such as --constraint=a100")
-
-
-class Scheduler(Allocation):
-    """A script that a scheduler runs later."""
-
-    nodes: int = setting(1, "machines, the learner's included", gt=0)
-    seconds: Duration | None = setting(None, "time limit; `time: 20m` in a file; null: the scheduler's default")
-    account: str | None = setting(None, "whom the hours are charged to")
-    partition: str | None = setting(None, "partition (Slurm) or queue (PBS)")
-    requeue: bool = setting(False, "at the time limit save, go back into the queue and continue")
-    modules: tuple[str, ...] = setting((), "environment modules to load")
-    conda: str | None = setting(None, "conda environment to activate")
-    venv: str | None = setting(None, "folder of a virtual environment to activate; null: the one that submits")
-    shell: tuple[str, ...] = setting((), "lines of shell before the training begins")
-    options: tuple[str, ...] = setting((), "further options for the scheduler, such as --exclusive")
-
-
-class Slurm(Scheduler):
-    """`sbatch`."""
-
-    kind: Literal["slurm"] = "slurm"
-    qos: str | None = setting(None, "quality of service")
-    learner: LearnerMachine | None = setting(None, "the learner's machine, if it differs; makes the job heterogeneous")
-
-
-class Pbs(Scheduler):
-    """`qsub`, for PBS Pro, OpenPBS and Torque."""
-
-    kind: Literal["pbs"] = "pbs"
-    select: str | None = setting(None, "resources that are asked for with -l; null: select=NODES:ncpus=CPUS, scattered")
-    launcher: str = setting("mpiexec -n {nodes} --ppn 1", "what starts one rank on every machine, aprun for example")
+    def stop(self, job: Job, state: str, now: bool) -> str:
+        return job.stopped() if state == RUNNING and not now and job.let_save() else self.cancel(job)
 
 
 class Machines(Target):
     """Machines of the user's own, on which a Ray stays up between jobs."""
+
+    named_by_file: ClassVar[bool] = True
+    is_remote: ClassVar[bool] = True
 
     name: str | None = setting(None, "the cluster's name; null: the file's")
     python: str | None = setting(None, "an interpreter there that has fever's dependencies; null: one is set up")
@@ -116,6 +134,36 @@ class Machines(Target):
         if value is not None and not CLUSTER_NAME.fullmatch(value):
             raise ValueError("a cluster's name has letters, digits, dots and underscores only")
         return value
+
+    def run(self, order: Order) -> int:
+        from fever.launch.dispatch import run_on_cluster
+
+        return run_on_cluster(order, self)
+
+    def state(self, job: Job) -> tuple[str, str]:
+        from fever.launch.clusters import jobs
+
+        return jobs.state(job)
+
+    def stop(self, job: Job, state: str, now: bool) -> str:
+        from fever.launch.clusters import jobs
+
+        if now:
+            raise FeverError(f"a job on a cluster saves before it stops, within {jobs.STOP_SECONDS} s; omit --now")
+        return jobs.stop(job)
+
+    def watch(self, job: Job) -> JobWatch:
+        from fever.launch.clusters.watch import ClusterWatch
+
+        return ClusterWatch(job)
+
+    def fetch(self, job: Job) -> None:
+        from fever.launch.clusters.watch import fetch
+
+        fetch(job)
+
+    def examine(self, on: str, runs: Path) -> list[Finding]:
+        raise FeverError("the doctor looks at schedulers, MPI and ssh hosts; for others see: fever status")
 
 
 class Ssh(Machines):
@@ -139,6 +187,11 @@ class Ssh(Machines):
         if len(set(value)) < len(value):
             raise ValueError("a host is named twice")
         return value
+
+    def examine(self, on: str, runs: Path) -> list[Finding]:
+        from fever.launch.checks import examine_hosts
+
+        return examine_hosts(self)
 
     def reach(self, host: str) -> list[str]:
         """The words that run a command on a host."""
@@ -189,6 +242,8 @@ class Aws(Machines):
 class Existing(Machines):
     """A Ray that runs already, somebody else's perhaps."""
 
+    named_by_file: ClassVar[bool] = False
+
     kind: Literal["ray"] = "ray"
     address: str = setting(..., "of its head, 10.0.0.7:6379, or of its page, http://10.0.0.7:8265")
 
@@ -201,13 +256,27 @@ class Existing(Machines):
 
 
 ADDRESS = re.compile(r"https?://\S+|[\w.-]+:\d+")
-WORDS = ("slurm", "pbs", "mpi")  # kinds that need no file
-KINDS: dict[str, type[Target]] = {"slurm": Slurm, "pbs": Pbs, "mpi": Mpi, "ssh": Ssh, "aws": Aws, "ray": Existing}
+WITHOUT_FILE = {  # kinds that `--on KIND` names without a file: module and class
+    "slurm": "fever.launch.schedulers.slurm:Slurm",
+    "pbs": "fever.launch.schedulers.pbs:Pbs",
+    "mpi": "fever.launch.rendezvous.mpi:Mpi",
+}
+KINDS: dict[str, str | type[Target]] = {**WITHOUT_FILE, "ssh": Ssh, "aws": Aws, "ray": Existing}
+
+
+def find_kind(kind: str) -> type[Target]:
+    """The class of a kind; its module is imported when it is asked for."""
+    found = KINDS[kind]
+    if isinstance(found, str):
+        module, _, name = found.partition(":")
+        found = getattr(import_module(module), name)
+    assert isinstance(found, type)
+    return found
 
 
 def load_target(word: str, options: dict[str, Any]) -> Target:
     """The target that `--on` names, with options of the command line put over it."""
-    if word in WORDS:
+    if word in WITHOUT_FILE:
         values: dict[str, Any] = {"kind": word}
         what = f"--on {word}"
     elif Path(word).suffix in (".yaml", ".yml"):
@@ -215,13 +284,13 @@ def load_target(word: str, options: dict[str, Any]) -> Target:
     elif ADDRESS.fullmatch(word):
         values, what = {"kind": "ray", "address": word}, f"--on {word}"
     else:
-        kinds = ", ".join(WORDS)
+        kinds = ", ".join(WITHOUT_FILE)
         raise FeverError(f"--on takes {kinds}, a file that ends in .yaml, or the address of a Ray, not {word!r}")
     kind = values.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
         raise FeverError(f"{what} needs a kind: {', '.join(KINDS)}" + (f", not {kind!r}" if kind else ""))
-    model = KINDS[kind]
-    if issubclass(model, Machines) and kind != "ray":
+    model = find_kind(kind)
+    if model.named_by_file:
         stem = re.sub(r"\W", "_", Path(word).stem)
         values.setdefault("name", stem if stem[0].isalpha() else f"c{stem}")
     for name in options:
@@ -239,4 +308,12 @@ def load_target(word: str, options: dict[str, Any]) -> Target:
 
 def restore_target(values: dict[str, Any]) -> Target:
     """A target from what `model_dump` gave."""
-    return validate(KINDS[values["kind"]], values, "job.json")
+    if values["kind"] not in KINDS:
+        raise FeverError(f"job.json has an unknown kind: {values['kind']!r}")
+    return validate(find_kind(values["kind"]), values, "job.json")
+
+
+def allocated_hosts() -> list[str]:
+    """The short host names of the allocation that this process runs in, whichever scheduler made it; or none."""
+    found = (find_kind(kind).allocated_hosts() for kind in WITHOUT_FILE)
+    return [name.split(".")[0] for name in next(filter(None, found), [])]

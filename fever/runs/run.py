@@ -28,7 +28,7 @@ from fever.files import (
     sha256,
     write_atomically,
 )
-from fever.job import current_job
+from fever.job import EXIT, RECORD, current_job
 from fever.runs.checkpoint import Checkpoint, best_of
 from fever.runs.events import EventWriter
 
@@ -169,9 +169,9 @@ class Run:
     @property
     def elsewhere(self) -> bool:
         """Whether this is the copy of a run that a job trains on other machines, and nobody has seen it end."""
-        if not (self.job / "job.json").is_file() or (self.job / "exit.json").exists():
+        if not (self.job / RECORD).is_file() or (self.job / EXIT).exists():
             return False
-        return "there" in read_json(self.job / "job.json")
+        return "there" in read_json(self.job / RECORD)
 
     @property
     def status(self) -> str:

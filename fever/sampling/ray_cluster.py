@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fever.errors import FeverError
-from fever.job import JOB, JobFolder, autoscaled_machines, current_job
+from fever.job import HEAD, JOB, LEFT, PLAN, JobFolder, autoscaled_machines, current_job
 from fever.system import usable_cores
 
 AGAIN_SECONDS = 0.2  # for which an answer about the machines is good
@@ -129,7 +129,7 @@ class Cluster:
 def is_elastic() -> bool:
     """Whether this process drives a job on a cluster that stays up, so that its machines may come and go."""
     job = current_job()
-    return job is not None and job.read("plan.json") is None
+    return job is not None and job.read(PLAN) is None
 
 
 def demand(machines: int) -> None:
@@ -145,7 +145,7 @@ def connect(workers: int) -> Cluster:
     job = current_job()
     if "ray" not in sys.modules:
         settings = {**RAY_SETTINGS, **({} if job else {"RAY_AUTH_TOKEN": secrets.token_hex(32)})}
-        if job and job.read("head.json") is None:  # a Ray that stays up has its own way, or none
+        if job and job.read(HEAD) is None:  # a Ray that stays up has its own way, or none
             settings.pop("RAY_AUTH_MODE")
         for name, value in settings.items():
             os.environ.setdefault(name, value)
@@ -160,7 +160,7 @@ def connect(workers: int) -> Cluster:
         with _own_signals():
             ray.init(address="local", num_cpus=cores, include_dashboard=False, runtime_env=runtime, **quiet)
         return Cluster(owned=True)
-    plan, head = job.read("plan.json"), job.read("head.json")
+    plan, head = job.read(PLAN), job.read(HEAD)
     address = head["address"] if head else os.environ.get("RAY_ADDRESS")  # by Ray, on a cluster that stays up
     if address is None:
         raise FeverError(f"{job.path} has no cluster (any more); {JOB} is for fever's own processes")
@@ -189,7 +189,7 @@ def _await_machines(cluster: Cluster, plan: dict[str, Any], folder: JobFolder) -
     """Ask Ray until every host of the plan has joined; too late is a sentence that names those that have not."""
     deadline = time.monotonic() + plan["connect_seconds"]
     while missing := set(plan["nodes"]) - {machine.host for machine in cluster.machines()}:
-        left = folder.names("left")
+        left = folder.names(LEFT)
         gone = {host for host in missing if str(plan["nodes"][host]["rank"]) in left}  # they have given up
         if gone or time.monotonic() > deadline:
             hosts = sorted(gone or missing)
@@ -240,7 +240,7 @@ def machines_in_reach() -> list[float]:
     job = current_job()
     if job is None:
         return [usable_cores()]
-    plan = job.read("plan.json")
+    plan = job.read(PLAN)
     if plan is not None:
         return [node["cores"] for node in plan["nodes"].values()]
     return [machine.cores for machine in connect(0).machines()]

@@ -11,7 +11,7 @@ from fever.algos.ppo import PPOConfig
 from fever.cli.options import configuration
 from fever.config import RunConfig, validate
 from fever.errors import FeverError
-from fever.launch.targets import Slurm
+from fever.launch.schedulers.slurm import Slurm
 from tests.conftest import ROOT
 
 OLD_FILES = ROOT / "examples" / "rllib"

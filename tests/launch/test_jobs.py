@@ -14,14 +14,18 @@ import pytest
 
 from fever.config import RunConfig
 from fever.errors import FeverError
-from fever.launch import follow, jobs
+from fever.job import ENDED, QUEUED, RUNNING
+from fever.launch import jobs
 from fever.launch.clusters import jobs as cluster_jobs
 from fever.launch.clusters import link as remote
+from fever.launch.clusters import watch
 from fever.launch.clusters.link import Link
 from fever.launch.clusters.ray_jobs import ApiError
 from fever.launch.clusters.ssh import Unreachable
 from fever.launch.jobs import Job
-from fever.launch.targets import Mpi, Slurm, Ssh
+from fever.launch.rendezvous.mpi import Mpi
+from fever.launch.schedulers.slurm import Slurm
+from fever.launch.targets import Ssh
 
 CONFIG = RunConfig(env="CartPole-v1")
 LAB = Ssh(hosts=("alpha",), name="lab")
@@ -45,11 +49,11 @@ def test_jobs_are_found_by_many_names(tmp_path: Path) -> None:
     first, last = jobs.list_jobs()
     assert {jobs.find_job(word) for word in ("mpi-launch-one", "launch-one", "one", str(first.run))} == {first}
     assert jobs.find_job("last") == last
-    assert first.state() == (jobs.ENDED, "was cancelled before it began")
+    assert first.state() == (ENDED, "was cancelled before it began")
     first.log.write_text("rank 0 here")
-    assert first.state() == (jobs.ENDED, "was killed")
+    assert first.state() == (ENDED, "was killed")
     first.folder.write_text("alive", "1")
-    assert first.state()[0] == jobs.RUNNING
+    assert first.state()[0] == RUNNING
     with pytest.raises(FeverError, match="there is no job three; the latest are: mpi-launch-one, mpi-launch-two"):
         jobs.find_job("three")
 
@@ -123,12 +127,12 @@ def test_a_scheduler_that_does_not_answer_has_not_ended_the_job(
     jobs.prepare(RunConfig(env="CartPole-v1"), Slurm(), tmp_path / "runs" / "one", [], "17")
     job = jobs.remember("slurm-17", tmp_path / "runs" / "one")
     for answer, state in (
-        ("echo 'Socket timed out' >&2; exit 1", jobs.RUNNING),
-        ("echo 'Invalid job id specified' >&2; exit 1", jobs.ENDED),
-        ("echo PENDING Resources", jobs.QUEUED),
-        ("echo SIGNALING None", jobs.RUNNING),
-        ("echo COMPLETING None", jobs.RUNNING),
-        ("echo CANCELLED None", jobs.ENDED),
+        ("echo 'Socket timed out' >&2; exit 1", RUNNING),
+        ("echo 'Invalid job id specified' >&2; exit 1", ENDED),
+        ("echo PENDING Resources", QUEUED),
+        ("echo SIGNALING None", RUNNING),
+        ("echo COMPLETING None", RUNNING),
+        ("echo CANCELLED None", ENDED),
     ):
         (tmp_path / "squeue").write_text(f"#!/bin/sh\n{answer}\n")
         (tmp_path / "squeue").chmod(0o755)
@@ -151,7 +155,7 @@ def test_a_damaged_record_hides_no_other_job(tmp_path: Path, home: Path) -> None
     job = jobs.remember("lab-2", tmp_path / "half")
     (tmp_path / "half" / "job").mkdir(parents=True)
     assert {one.name for one in jobs.list_jobs()} == {"mpi-whole", "lab-2"}
-    assert job.state() == (jobs.ENDED, "its job.json is missing")
+    assert job.state() == (ENDED, "its job.json is missing")
 
 
 def test_two_submissions_never_get_one_name(home: Path) -> None:
@@ -172,7 +176,7 @@ def everything(folder: Path) -> dict[str, bytes]:
 def make_old_run(run: Path, **facts: Any) -> dict[str, bytes]:
     """A run that a job has trained before."""
     folder = jobs.prepare(CONFIG, Slurm(), run, [], "1")
-    jobs.note(folder, **facts)
+    folder.note(**facts)
     (run / "config.yaml").write_text("old")
     folder.write("exit.json", {"code": 0, "plan": "", "reason": ""})
     folder.log.write_text("what it printed")
@@ -185,7 +189,7 @@ def test_a_refused_submission_leaves_a_run_as_it_was(tmp_path: Path, monkeypatch
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     before = make_old_run(tmp_path / "run")
     with pytest.raises(FeverError, match="sbatch refused the job: refused"):
-        jobs.submit(CONFIG, Slurm(), tmp_path / "run", [])
+        Slurm().submit(CONFIG, tmp_path / "run", [])
     assert everything(tmp_path / "run") == before
 
 
@@ -241,7 +245,7 @@ def test_a_job_that_never_arrived_is_lost_in_the_end(tmp_path: Path, monkeypatch
         submit(ray, tmp_path / "run")
     job = jobs.find_job("last")  # who knows: it is kept
     assert ray.state(job) == ("PENDING", None)
-    jobs.note(job.folder, submitted=time.time() - remote.SUBMIT_SECONDS)
+    job.folder.note(submitted=time.time() - remote.SUBMIT_SECONDS)
     assert ray.state(job) == ("LOST", 1)
 
 
@@ -259,7 +263,7 @@ def test_a_job_that_cannot_be_sent_leaves_everything_as_it_was(tmp_path: Path, h
 def test_results_of_one_job_do_not_depend_on_anothers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = [jobs.remember(f"lab-{number}", tmp_path / f"run{number}") for number in (1, 2, 3)]
     for job in made:
-        jobs.note(jobs.prepare(CONFIG, LAB, job.run, []), cluster_id="id", there="/there")
+        jobs.prepare(CONFIG, LAB, job.run, []).note(cluster_id="id", there="/there")
     asked, said = [], []
 
     def bring(link: Any, job: Job, say: Any) -> None:
@@ -282,9 +286,9 @@ def test_results_of_one_job_do_not_depend_on_anothers(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("code", [None, 75], ids=["the first time", "again after its limit"])
 def test_a_scheduler_is_asked_now_and_then(monkeypatch: pytest.MonkeyPatch, code: int | None) -> None:
     now, asked = [0.0], []
-    monkeypatch.setattr(follow.time, "monotonic", lambda: now[0])
-    job: Any = SimpleNamespace(code=code, state=lambda: asked.append(now[0]) or (jobs.QUEUED, ""))
-    news = follow.News(job)
+    monkeypatch.setattr(jobs.time, "monotonic", lambda: now[0])
+    job: Any = SimpleNamespace(code=code, state=lambda: asked.append(now[0]) or (QUEUED, ""))
+    news = jobs.JobWatch(job)
     for half_seconds in range(240):
         now[0] = half_seconds / 2
         news.look()
@@ -295,14 +299,14 @@ def test_a_dead_ray_is_not_waited_for_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(follow.time, "monotonic", lambda: now[0])
-    news = follow.RemoteNews(Job("lab-1", tmp_path))
+    monkeypatch.setattr(jobs.time, "monotonic", lambda: now[0])
+    news = watch.ClusterWatch(Job("lab-1", tmp_path))
     connection: Any = SimpleNamespace(look=lambda job: remote.UNKNOWN, close=lambda: None)
     news.connection = connection
     news.look_once()
     news.look_once()
     assert capsys.readouterr().err == "fever: Ray does not answer there; trying again\n"
-    now[0] = follow.BROKEN_SECONDS + 1
+    now[0] = watch.BROKEN_SECONDS + 1
     with pytest.raises(FeverError, match=rf"died with its Ray; .* go on with: fever resume {tmp_path}"):
         news.look_once()
 

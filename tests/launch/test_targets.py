@@ -12,8 +12,9 @@ import pytest
 
 from fever.errors import FeverError
 from fever.launch.rendezvous.launchers import find_rank, without_launcher
-from fever.launch.schedulers.scripts import clock, lead_seconds, render
-from fever.launch.targets import Scheduler, Slurm, load_target, restore_target
+from fever.launch.schedulers.base import Scheduler, clock
+from fever.launch.schedulers.slurm import Slurm
+from fever.launch.targets import load_target, restore_target
 from tests.conftest import ROOT
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -33,8 +34,8 @@ def script(name: str) -> str:
     word, options = SCRIPTS[name]
     target = load_target(word, options)
     assert isinstance(target, Scheduler)
-    return render(
-        target, "one", Path("/home/me/my project"), Path("/home/me/my project/runs/one/job"), "/opt/py/bin/python"
+    return target.script(
+        "one", Path("/home/me/my project"), Path("/home/me/my project/runs/one/job"), "/opt/py/bin/python"
     )
 
 
@@ -82,15 +83,15 @@ def test_gpus_are_put_over_the_files_learner() -> None:
 
 
 def test_percent_signs_in_a_path_are_no_pattern() -> None:
-    text = render(Slurm(), "one", Path("/50% off"), Path("/50% off/job"), "python")
+    text = Slurm().script("one", Path("/50% off"), Path("/50% off/job"), "python")
     assert "#SBATCH --output='/50%% off/job/log.txt'" in text
     assert "supervisor '/50% off/job'" in text
 
 
 def test_the_lead_is_no_more_than_a_quarter_of_the_time() -> None:
-    assert lead_seconds(Slurm(seconds=3600)) == 120
-    assert lead_seconds(Slurm(seconds=60)) == 15
-    assert lead_seconds(Slurm()) == 120
+    assert Slurm(seconds=3600).lead == 120
+    assert Slurm(seconds=60).lead == 15
+    assert Slurm().lead == 120
 
 
 def test_clock() -> None:
@@ -172,7 +173,7 @@ def test_a_number_of_ranks_that_is_none_is_refused(count: str) -> None:
 
 
 def test_a_name_with_a_space_is_one_name() -> None:
-    assert "#SBATCH --job-name='run 1'\n" in render(Slurm(), "run 1", Path("/home"), Path("/runs/run 1/job"), "python")
+    assert "#SBATCH --job-name='run 1'\n" in Slurm().script("run 1", Path("/home"), Path("/runs/run 1/job"), "python")
 
 
 def test_a_long_name_of_a_launch_is_made_short() -> None:

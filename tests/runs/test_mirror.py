@@ -311,7 +311,7 @@ def job(there: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def make_job(name: str, run: Path, there: Path) -> Job:
     folder = jobs.prepare(RunConfig(env="CartPole-v1"), Ssh(hosts=("alpha",), name="lab"), run, [], f"{name}-0f0f0f0f")
-    jobs.note(folder, cluster="lab", cluster_id="id", head="alpha", there=str(there))
+    folder.note(cluster="lab", cluster_id="id", head="alpha", there=str(there))
     return jobs.remember(name, run)
 
 

@@ -11,27 +11,21 @@ from shlex import join
 
 from fever.config import RunConfig
 from fever.errors import FeverError
-from fever.job import AUTOSCALED, JOB
+from fever.job import AUTOSCALED, ENDED, JOB, QUEUED, RUNNING
 from fever.launch.clusters.link import Connection, Down, Link, connect, note_end
 from fever.launch.clusters.package import Package
 from fever.launch.clusters.ray_jobs import OVER
 from fever.launch.clusters.ssh import Unreachable, shell_word
 from fever.launch.clusters.ssh_up import Record
 from fever.launch.jobs import (
-    ENDED,
     PATIENCE_SECONDS,
-    QUEUED,
-    RUNNING,
     SILENT,
     Job,
     claim_name,
-    ended,
     forget,
     list_jobs,
-    note,
     prepare,
     remember,
-    stopped,
     undo_for,
 )
 from fever.launch.targets import Aws, Existing, Machines, Ssh
@@ -53,7 +47,7 @@ def submit(config: RunConfig, target: Machines, link: Link, run: Path, flags: li
         there = was["there"] if same else f"{link.runs}/{number}/{run.name}"
         undo.callback(undo_for(run))
         folder = prepare(config, target, run, flags, number, str(Path(there).parent))
-        note(folder, cluster=link.name, cluster_id=link.id, head=link.head, there=there, sent=False)
+        folder.note(cluster=link.name, cluster_id=link.id, head=link.head, there=there, sent=False)
         folder.clear()
         if folder.log.exists():  # of the job that trained this run before
             old = folder.path / f"log-{len(list(folder.path.glob('log-*.txt'))) + 1}.txt"
@@ -76,7 +70,7 @@ def submit(config: RunConfig, target: Machines, link: Link, run: Path, flags: li
                 undo.pop_all()
             raise
         undo.pop_all()
-    note(folder, sent=True)
+    folder.note(sent=True)
     return job
 
 
@@ -91,21 +85,10 @@ def _is_unknown(link: Link, number: str) -> bool:
     return True
 
 
-def bring_run_home(run: Path) -> None:
-    """Fetch all that a run's last job has made on a cluster, if that is still up."""
-    for job in list_jobs():
-        if job.run == run.resolve() and "there" in job.facts and not job.home:
-            try:
-                with connect(job) as link:
-                    link.look(job)
-            except Down:  # what is here is all that there is
-                return
-
-
 def state(job: Job) -> tuple[str, str]:
     """QUEUED, RUNNING or ENDED, and a word about it."""
     if job.code is not None:
-        return ended(job)
+        return job.ended()
     try:
         with connect(job) as link:
             status, code = link.state(job)
@@ -114,7 +97,7 @@ def state(job: Job) -> tuple[str, str]:
     except FeverError as error:
         return RUNNING, f"{SILENT}: {error}"
     if code is not None:
-        return ended(job)
+        return job.ended()
     return (QUEUED, "starting") if status == "PENDING" else (RUNNING, "")
 
 
@@ -124,7 +107,7 @@ def stop(job: Job) -> str:
         link.jobs.stop(job.facts["id"])
         if _wait_for_end(link, job) is None:
             raise FeverError(f"{job.name} does not stop; its log: fever logs {job.name}")
-    return stopped(job)
+    return job.stopped()
 
 
 def _wait_for_end(link: Link, job: Job) -> int | None:

@@ -17,6 +17,7 @@ from filelock import FileLock
 
 from fever import layout
 from fever.errors import FeverError
+from fever.job import EXIT
 from fever.launch.clusters.ray_jobs import OVER, RayJobs
 from fever.launch.clusters.ssh import Call, Unreachable
 from fever.launch.clusters.ssh_up import Record, find_record
@@ -87,7 +88,7 @@ class Link:
             except (EOFError, OSError, ValueError):
                 raise Unreachable(self.broken()) from None
             if to is None and over:  # it had ended before the files were looked at: this is all
-                job.folder.write("exit.json", {**(job.folder.read("exit.json") or {}), "home": True})
+                job.folder.write(EXIT, {**(job.folder.read(EXIT) or {}), "home": True})
         return mirror.moved - before
 
     def look(self, job: Job) -> str:
@@ -136,7 +137,7 @@ class Link:
 def note_end(job: Job, code: int) -> int:
     """Write down that a job has ended, so that nobody has to be asked again."""
     if job.code is None:
-        job.folder.write("exit.json", {"plan": "", "code": code, "reason": ""})
+        job.folder.write(EXIT, {"plan": "", "code": code, "reason": ""})
     return code
 
 

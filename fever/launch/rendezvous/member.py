@@ -12,7 +12,6 @@ import secrets
 import select
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -21,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from fever.errors import FeverError
-from fever.job import CONTINUED, JobFolder
+from fever.job import ALIVE, CONTINUED, EXIT, LEFT, PLAN, RANKS, STOP, JobFolder
 from fever.launch.on_host import host
 from fever.launch.rendezvous.launchers import BINDING, Rank
-from fever.launch.targets import Scheduler, Slurm, Target
+from fever.launch.targets import Allocation, allocated_hosts
 
 POLL_SECONDS = 0.1
 AGAIN_SECONDS = 1.0  # between two announcements of a rank that has had no answer
@@ -51,7 +50,7 @@ class Lost(Exception):
 class Member:
     """One rank of a meeting."""
 
-    def __init__(self, folder: JobFolder, target: Target, rank: Rank, lifeline: int = -1) -> None:
+    def __init__(self, folder: JobFolder, target: Allocation, rank: Rank, lifeline: int = -1) -> None:
         """`lifeline`: the reading end of a pipe that closes when this rank is to stop."""
         self.folder, self.target, self.rank = folder, target, rank
         self.host = socket.gethostname()
@@ -82,7 +81,7 @@ class Member:
         """One line with time, rank and host, in the host's log; from rank 0 or when it matters also on stderr."""
         line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} rank {self.rank.number} {self.host}: {text}\n"
         own = self.folder.log_of(self.host)
-        for path in (own, self.folder.log) if self.leads and self.target.kind == "mpi" else (own,):
+        for path in (own, self.folder.log) if self.leads and not self.target.supervised else (own,):
             with suppress(OSError):  # what launchers of ranks print is kept by nobody else
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with open(path, "a") as file:
@@ -102,7 +101,7 @@ class Member:
         if self.leads and time.monotonic() - self.beaten >= BEAT_SECONDS:
             self.beats, self.beaten = self.beats + 1, time.monotonic()
             with suppress(OSError):
-                self.folder.write_text("alive", f"{sign_of(self.rank)} {self.beats}")
+                self.folder.write_text(ALIVE, f"{sign_of(self.rank)} {self.beats}")
         ranks = self.rank.size or len(self.plan.get("members", ()))
         interval = max(POLL_SECONDS, ranks / (200 if self.patient else 1000))
         watched = [self.wake] + ([self.lifeline] if self.lifeline >= 0 else [])
@@ -118,7 +117,7 @@ class Member:
         seconds = self.target.connect_seconds
         deadline = time.monotonic() + seconds + (0 if self.leads else min(DISMISS_SECONDS, seconds))
         while not (found := condition()):
-            stop = self.folder.read_text("stop") if self.leads else None
+            stop = self.folder.read_text(STOP) if self.leads else None
             if self.signalled or stop:
                 limit = stop == "limit" and self.folder.saved
                 raise Lost("stopped before the training began", CONTINUED if limit else 130)
@@ -138,7 +137,7 @@ class Member:
         self.announced = time.monotonic()
         with suppress(FileNotFoundError), writing(self.host, self.folder.path):
             # not found: rank 0 clears the place right now; `_own_plan` announces again
-            self.folder.write(f"ranks/{self.rank.number}.json", self.describe())
+            self.folder.write(f"{RANKS}/{self.rank.number}.json", self.describe())
 
     def gather(self, **more: Any) -> dict[int, dict[str, Any]]:
         """Rank 0: wait for all others and publish the plan, with these further facts; returns who they are."""
@@ -164,7 +163,7 @@ class Member:
             while (ranks := self.arrivals()) is None and time.monotonic() < deadline:
                 self.pause()
             self.publish(ranks or self._here(), {})
-        self.folder.write("exit.json", {"plan": self.plan["id"], "code": code, "reason": reason})
+        self.folder.write(EXIT, {"plan": self.plan["id"], "code": code, "reason": reason})
 
     def own(self, name: str) -> dict[str, Any] | None:
         """A file of this meeting, not of an earlier one."""
@@ -174,9 +173,9 @@ class Member:
     def leave(self) -> None:
         """Wait until all have cleaned up, but not for ever: some launchers kill the rest when the first one goes."""
         if not self.plan:
-            (self.folder.path / "ranks" / f"{self.rank.number}.json").unlink(missing_ok=True)
+            (self.folder.path / RANKS / f"{self.rank.number}.json").unlink(missing_ok=True)
         elif str(self.rank.number) in self.plan["members"]:
-            self.folder.write_text(f"left/{self.rank.number}", "")
+            self.folder.write_text(f"{LEFT}/{self.rank.number}", "")
             deadline = time.monotonic() + LEAVE_SECONDS
             while self._others_here() and time.monotonic() < deadline:
                 self.pause()
@@ -184,20 +183,20 @@ class Member:
     def _others_here(self) -> bool:
         """Whether somebody still cleans up. Rank 0 counts; for the others all have left when it has tidied up."""
         if self.leads:
-            return len(self.folder.names("left")) < len(self.plan["members"])
-        return self.folder.read_text("plan.json") is not None
+            return len(self.folder.names(LEFT)) < len(self.plan["members"])
+        return self.folder.read_text(PLAN) is not None
 
     # rank 0's part
 
     def _here(self) -> dict[int, dict[str, Any]]:
         """Who has come so far."""
-        ranks = {int(Path(name).stem): self.folder.read(f"ranks/{name}") for name in self.folder.names("ranks")}
+        ranks = {int(Path(name).stem): self.folder.read(f"{RANKS}/{name}") for name in self.folder.names(RANKS)}
         return {number: facts for number, facts in sorted(ranks.items()) if facts is not None}
 
     def arrivals(self) -> dict[int, dict[str, Any]] | None:
         """Who all ranks are, once they have come; where nobody says how many there are, at least one per machine."""
-        least = self.rank.size or (self.target.nodes if isinstance(self.target, Scheduler) else 1)
-        if len(self.folder.names("ranks")) < least or len(here := self._here()) < least:
+        least = self.rank.size or self.target.least_ranks
+        if len(self.folder.names(RANKS)) < least or len(here := self._here()) < least:
             return None  # one that is just announcing itself again cannot be read
         if len(here) != self.seen:
             self.seen, self.seen_at = len(here), time.monotonic()
@@ -226,7 +225,7 @@ class Member:
         nodes = {name: {"rank": here[0]["rank"], **self.cores(here)} for name, here in hosts.items()}
         members = {str(number): facts["nonce"] for number, facts in ranks.items()}
         self.plan = {"id": secrets.token_hex(8), "members": members, "nodes": nodes, **more}
-        self.folder.write("plan.json", self.plan)
+        self.folder.write(PLAN, self.plan)
 
     def cores(self, ranks: list[dict[str, Any]]) -> dict[str, Any]:
         """The cores that a host's Ray may run on, and how many it offers: those of its ranks, or all if the launcher
@@ -234,9 +233,7 @@ class Member:
         cpus = sorted({cpu for facts in ranks for cpu in facts["cpus"]})
         if self.rank.launcher in BINDING:
             cpus = ranks[0]["allowed_cpus"]
-        allotted, wanted = ranks[0]["allotted"], self.target.cpus_per_node
-        if isinstance(self.target, Slurm) and self.target.learner is not None and ranks[0]["rank"] == 0:
-            wanted = self.target.learner.cpus or wanted
+        allotted, wanted = ranks[0]["allotted"], self.target.cores_of(ranks[0]["rank"])
         most = min(allotted or len(cpus), len(cpus))
         return {"cpus": cpus, "cores": most if wanted is None else min(wanted, allotted or wanted)}
 
@@ -244,7 +241,7 @@ class Member:
 
     def _own_plan(self) -> dict[str, Any] | None:
         """The plan, if it is of this meeting; announces this rank again if rank 0 cleared the place after it came."""
-        plan = self.folder.read("plan.json")
+        plan = self.folder.read(PLAN)
         if plan is not None and plan["members"].get(str(self.rank.number)) == self.nonce:
             return plan
         if time.monotonic() - self.announced > AGAIN_SECONDS:
@@ -259,10 +256,10 @@ def sign_of(rank: Rank) -> str:
 
 def refuse_occupied(folder: JobFolder, rank: Rank) -> None:
     """Leave a place alone where another launch is meeting right now: its rank 0 gives signs of life."""
-    first = folder.read_text("alive")
+    first = folder.read_text(ALIVE)
     deadline = time.monotonic() + 2 * BEAT_SECONDS
     while time.monotonic() < deadline:
-        newest = folder.read_text("alive")
+        newest = folder.read_text(ALIVE)
         if newest is None or newest.split()[0] == sign_of(rank):  # rank 0 of this launch may be there already
             return
         if newest != first:
@@ -293,20 +290,6 @@ def writing(host: str, place: Path) -> Iterator[None]:
         raise Unwritable(f"{host} cannot write into {place}: {error.strerror}") from error
 
 
-def absent_hosts(came: Iterable[str]) -> list[str]:
-    """The machines of this job from which nobody came; schedulers and hosts may have longer names for the same."""
-    return sorted(set(scheduled_hosts()) - {name.split(".")[0] for name in came})
-
-
-def scheduled_hosts() -> list[str]:
-    """The machines of this job by their short names, as far as the scheduler says who they are."""
-    groups = [name for name in os.environ if name.startswith("SLURM_JOB_NODELIST_HET_GROUP_")]
-    if listed := ",".join(os.environ[name] for name in groups or ["SLURM_JOB_NODELIST"] if os.environ.get(name)):
-        with suppress(OSError, subprocess.SubprocessError):
-            command = ["scontrol", "show", "hostnames", listed]
-            listed = subprocess.run(command, capture_output=True, text=True, timeout=10).stdout
-            return [name.split(".")[0] for name in listed.split()]
-    if path := os.environ.get("PBS_NODEFILE"):
-        with suppress(OSError):
-            return [line.split(".")[0] for line in Path(path).read_text().split()]
-    return []
+def absent_hosts(arrived: Iterable[str]) -> list[str]:
+    """The machines of this job on which no rank has started; schedulers and hosts may use longer names for the same."""
+    return sorted(set(allocated_hosts()) - {name.split(".")[0] for name in arrived})

@@ -29,7 +29,22 @@ from typing import IO, Any, TextIO
 
 from fever import layout, system
 from fever.errors import FeverError
-from fever.job import CONTINUED, JOB, JobFolder
+from fever.job import (
+    ALIVE,
+    BREAKDOWN,
+    CONNECTED,
+    CONTINUED,
+    EXIT,
+    HEAD,
+    JOB,
+    LEFT,
+    PLAN,
+    RECORD,
+    RUN,
+    STARTED,
+    STOP,
+    JobFolder,
+)
 from fever.launch.on_host import host
 from fever.launch.rendezvous.launchers import Rank, find_rank, without_launcher
 from fever.launch.rendezvous.member import (
@@ -44,8 +59,7 @@ from fever.launch.rendezvous.member import (
     refuse_occupied,
     writing,
 )
-from fever.launch.schedulers.scripts import lead_seconds
-from fever.launch.targets import Allocation, Scheduler, restore_target
+from fever.launch.targets import Allocation, restore_target
 from fever.sampling.ray_cluster import RAY_SETTINGS
 
 SEE_SECONDS = 10.0  # until a host must see what the submitting one has written
@@ -98,7 +112,7 @@ class RankProcess(Member):
     ) -> None:
         super().__init__(folder, target, rank, lifeline)
         self.ship = target.ship
-        self.lead = lead_seconds(target) if isinstance(target, Scheduler) else target.lead_seconds
+        self.supervised, self.lead = target.supervised, target.lead
         self.prepare = prepare
         self.scratch: host.Scratch | None = None
         self.ray: subprocess.Popen[bytes] | None = None
@@ -143,17 +157,17 @@ class RankProcess(Member):
         if not self.refused:
             return
         if self.ending is not None:
-            self.folder.write("exit.json", self.ending)
+            self.folder.write(EXIT, self.ending)
         else:
-            (self.folder.path / "exit.json").unlink(missing_ok=True)
+            (self.folder.path / EXIT).unlink(missing_ok=True)
 
     def _tidy_for_rank_0(self) -> None:
         """Leave no token behind where rank 0 cannot see to it, because its machine died: it gives no sign of life."""
         if not self.plan or not (self.leader_lost or self.orphaned):
             return
-        beat, deadline = self.folder.read_text("alive"), time.monotonic() + RAY_EXITED_SECONDS
-        while (self.folder.read("plan.json") or {}).get("id") == self.plan["id"]:
-            if self.folder.read_text("alive") != beat:
+        beat, deadline = self.folder.read_text(ALIVE), time.monotonic() + RAY_EXITED_SECONDS
+        while (self.folder.read(PLAN) or {}).get("id") == self.plan["id"]:
+            if self.folder.read_text(ALIVE) != beat:
                 return
             if time.monotonic() > deadline:
                 self.folder.tidy()
@@ -162,12 +176,10 @@ class RankProcess(Member):
     # rank 0
 
     def _lead(self) -> int:
-        self.ending = self.folder.read("exit.json")
+        self.ending = self.folder.read(EXIT)
         self.refused = True
         with writing(self.host, self.folder.path):
-            self.folder.clear(
-                "stop" if isinstance(self.target, Scheduler) else ""
-            )  # of a job that is told to stop already
+            self.folder.clear(STOP if self.supervised else "")  # its job may have been told to stop already
             self.folder.write_token()
             self.announce()
             self.prepare()
@@ -178,7 +190,7 @@ class RankProcess(Member):
         self._start_ray(own, self.plan["nodes"][self.host])
         address = self.until(self._ray_address, lambda: f"Ray's head did not start: {self._last_words()}")
         self._note_connection(f"Ray's head is at {address}; {len(self.plan['nodes'])} hosts")
-        self.folder.write("head.json", {"plan": self.plan["id"], "address": address})
+        self.folder.write(HEAD, {"plan": self.plan["id"], "address": address})
         self.driver = self._start_driver()
         code = self._drive(self.driver)
         self.dismiss(code)
@@ -187,11 +199,11 @@ class RankProcess(Member):
     def _start_driver(self) -> subprocess.Popen[bytes]:
         """The training itself, in a process of its own; a run that has a checkpoint goes on from there."""
         folder = self.folder.path
-        words = ["resume", str(folder.parent)] if self.folder.saved else ["train", "-f", str(folder / "run.yaml")]
-        words += (self.folder.read("job.json") or {}).get("flags", [])
+        words = ["resume", str(folder.parent)] if self.folder.saved else ["train", "-f", str(folder / RUN)]
+        words += (self.folder.read(RECORD) or {}).get("flags", [])
         self.log(f"driver: fever {' '.join(words)}")
         environ = {**self._environment(), JOB: str(folder)}
-        pipe = subprocess.PIPE if self.target.kind == "mpi" else None  # schedulers keep what their jobs print
+        pipe = None if self.supervised else subprocess.PIPE  # schedulers keep what their jobs print
         driver = system.start([sys.executable, "-m", "fever", *words], environ, stdout=pipe, stderr=pipe)
         for lines, stream in ((driver.stdout, sys.stdout), (driver.stderr, sys.stderr)) if pipe else ():
             self.printing.append(threading.Thread(target=self._print, args=(lines, stream), daemon=True))
@@ -211,7 +223,7 @@ class RankProcess(Member):
         """Wait for the driver; whoever tells this rank to stop, tells it. Returns its exit code."""
         deadline, limit, late = float("inf"), False, False
         while driver.poll() is None:
-            stop = self.folder.read_text("stop")
+            stop = self.folder.read_text(STOP)
             if deadline == float("inf") and (self.signalled or stop):
                 limit = stop == "limit" or self.signalled == signal.SIGUSR1
                 self.log(f"stopping: {stop or signal.Signals(self.signalled).name}")
@@ -241,15 +253,15 @@ class RankProcess(Member):
         """Where the job's time went, for people and for the run directory."""
         if self.driver is None:
             return
-        names = sorted(self.folder.names("connected"))
-        connect = {Path(name).stem: (self.folder.read(f"connected/{name}") or {})["seconds"] for name in names}
+        names = sorted(self.folder.names(CONNECTED))
+        connect = {Path(name).stem: (self.folder.read(f"{CONNECTED}/{name}") or {})["seconds"] for name in names}
         spent: dict[str, float] = {"connect": max(connect.values(), default=0.0)}
-        if isinstance(self.target, Scheduler) and (started := self.folder.read("started.json")) is not None:
+        if self.supervised and (started := self.folder.read(STARTED)) is not None:
             spent = {"queue": round(started["queued"], 2), "start": round(self.born - started["began"], 2), **spent}
         with suppress(OSError, ValueError, KeyError):
             spent |= json.loads((self.folder.path.parent / layout.SUMMARY).read_text())["breakdown"]
         spent["leave"] = round(time.monotonic() - self.ended, 2)
-        self.folder.write("breakdown.json", {**spent, "connect_by_host": connect})
+        self.folder.write(BREAKDOWN, {**spent, "connect_by_host": connect})
         slowest = sorted(connect.items(), key=lambda pair: -pair[1])[:3]
         hosts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in slowest)
         phases = ", ".join(f"{name.replace('_', ' ')} {seconds:.1f} s" for name, seconds in spent.items())
@@ -267,13 +279,13 @@ class RankProcess(Member):
         return self._await_exit()
 
     def _head_or_exit(self) -> dict[str, Any] | None:
-        return self.own("exit.json") or self.own("head.json")
+        return self.own(EXIT) or self.own(HEAD)
 
     def _await_exit(self) -> int:
         """Wait until rank 0 says how it ended, is lost, or this rank was told to stop and has waited long enough."""
         self.patient = True
         beat, heard, looked, deadline = None, time.monotonic(), time.monotonic(), float("inf")
-        while (ending := self.own("exit.json")) is None:
+        while (ending := self.own(EXIT)) is None:
             now = time.monotonic()
             if self.signalled and deadline == float("inf"):
                 self.log(f"{'killed' if self.orphaned else signal.Signals(self.signalled).name}; the driver may save")
@@ -285,7 +297,7 @@ class RankProcess(Member):
                 if now - looked > 2 * BEAT_SECONDS:  # this rank was held up itself, by a file server perhaps
                     heard += now - looked
                 looked = now
-                if (newest := self.folder.read_text("alive")) != beat:
+                if (newest := self.folder.read_text(ALIVE)) != beat:
                     beat, heard = newest, now
             if now - heard > (RAY_EXITED_SECONDS if self.ray_exited else LOST_SECONDS):
                 self.leader_lost = True
@@ -306,7 +318,7 @@ class RankProcess(Member):
                 self.log(f"this host's Ray ended with {ray.returncode}; the others go on", loud=True)
             else:
                 self.log(f"Ray did not start: {self._last_words()}", loud=True)
-                self.folder.write_text(f"left/{self.rank.number}", "")
+                self.folder.write_text(f"{LEFT}/{self.rank.number}", "")
             self.ray, self.ray_exited = None, True
         elif not self.connected and host.cluster_of(self.scratch.ray):
             self._note_connection("Ray has joined")
@@ -347,7 +359,7 @@ class RankProcess(Member):
 
     def _note_connection(self, text: str) -> None:
         self.connected = True
-        self.folder.write(f"connected/{self.host}.json", {"seconds": round(time.monotonic() - self.begin, 2)})
+        self.folder.write(f"{CONNECTED}/{self.host}.json", {"seconds": round(time.monotonic() - self.begin, 2)})
         self.log(f"{text}, after {self.elapsed()}")
 
     def _clean_up(self) -> None:
@@ -373,7 +385,7 @@ def main() -> None:
 def _target_of(folder: JobFolder) -> Allocation:
     """The settings of a job, as soon as this host sees them."""
     deadline = time.monotonic() + SEE_SECONDS
-    while (job := folder.read("job.json")) is None:
+    while (job := folder.read(RECORD)) is None:
         if time.monotonic() > deadline:
             here = socket.gethostname()
             raise FeverError(f"{here} does not see {folder.path}; is it on a file system that all machines share?")

@@ -1,8 +1,8 @@
-"""What a job's script ends in, on its first machine: start the ranks, pass on the scheduler's signals, end well.
+"""The last line of a job's script, on its first machine: start the ranks, handle the scheduler's signals, exit.
 
-Schedulers signal this process only (Slurm's `--signal=B:`), kill a launcher's ranks at once if the launcher is told to
-end, and wait for ranks on machines that have died. So nothing is ever passed to the launcher: the ranks are told
-through the meeting place, and once the driver has ended, so does this.
+Schedulers signal this process only (Slurm's `--signal=B:`), kill the ranks at once if their launcher is told to end,
+and wait for ranks on machines that have died. So the launcher gets no signals: the ranks are told through the job's
+folder, and this process exits once the driver has ended.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from fever import system
-from fever.job import CONTINUED, JobFolder
-from fever.launch.jobs import note, remember, resume_words
+from fever.errors import FeverError
+from fever.job import CONTINUED, EXIT, PLAN, RECORD, SCRIPT, STARTED, STOP, JobFolder
+from fever.launch.jobs import remember, resume_words
 from fever.launch.rendezvous.member import LEAVE_SECONDS, POLL_SECONDS
-from fever.launch.schedulers.scripts import lead_seconds
-from fever.launch.targets import Scheduler, restore_target
+from fever.launch.schedulers.base import Scheduler
+from fever.launch.targets import restore_target
 
 LAUNCHER_SECONDS = 2.0  # for the launcher to end after rank 0
 
@@ -31,20 +32,20 @@ class Supervisor:
 
     def __init__(self, folder: JobFolder, launcher: list[str]) -> None:
         self.folder, self.launcher = folder, launcher
-        self.job: dict[str, Any] = json.loads((folder.path / "job.json").read_text())
+        self.job: dict[str, Any] = json.loads((folder.path / RECORD).read_text())
         target = restore_target(self.job["target"])
         assert isinstance(target, Scheduler)
         self.target = target
+        self.number = os.environ.get(target.number_variable) or self.job["id"]
         self.began = time.time()
 
     def run(self) -> int:
-        number = os.environ.get("SLURM_JOB_ID") or os.environ.get("PBS_JOBID")
-        if number and not self.job["id"]:  # who submitted it was interrupted before it could note that
-            self.job["id"] = number
-            note(self.folder, id=number)
-            remember(f"{self.target.kind}-{number}", self.folder.path.parent)
-        self.folder.clear("stop" if self.folder.read_text("stop") == "cancelled" else "")  # meanwhile, by the user
-        self.folder.write("started.json", {"began": self.began, "queued": self.began - self.job["submitted"]})
+        """Run the ranks to their end; returns the driver's exit code."""
+        if self.number and not self.job["id"]:  # the submitting process was interrupted before it could note it
+            self._remember(self.number)
+        user_stops = self.folder.read_text(STOP) == "cancelled"  # `fever stop` came before this process
+        self.folder.clear(STOP if user_stops else "")
+        self.folder.write(STARTED, {"began": self.began, "queued": self.began - self.job["submitted"]})
         signal.signal(signal.SIGUSR1, lambda number, frame: self._stop("limit"))
         for ending in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(ending, lambda number, frame: self._stop("terminated"))
@@ -56,28 +57,32 @@ class Supervisor:
             self._requeue()
         return code
 
+    def _remember(self, number: str) -> None:
+        self.folder.note(id=number)
+        remember(f"{self.target.kind}-{number}", self.folder.run)
+
     def _stop(self, reason: str) -> None:
-        if self.folder.read_text("stop") is None and self.folder.read("exit.json") is None:
-            self.folder.write_text("stop", reason)
+        if self.folder.read_text(STOP) is None and self.folder.read(EXIT) is None:
+            self.folder.write_text(STOP, reason)
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int:
-        """Until the launcher ends, or should have: ranks on machines that died hold it up."""
+        """Wait until the launcher ends, or should have: ranks on machines that died hold it up."""
         deadline = limit = float("inf")
-        if self.target.kind != "slurm" and self.target.seconds is not None:  # Slurm sends a signal
-            limit = time.monotonic() - system.age() + self.target.seconds - lead_seconds(self.target)
+        if not self.target.signals_limit and self.target.seconds is not None:
+            limit = time.monotonic() - system.age() + self.target.seconds - self.target.lead
         while process.poll() is None and time.monotonic() < deadline:
-            if self.folder.read("exit.json") is not None:
-                tidied = self.folder.read_text("plan.json") is None  # by rank 0, as the last one
+            if self.folder.read(EXIT) is not None:
+                tidied = self.folder.read_text(PLAN) is None  # by rank 0, as the last one
                 deadline = min(deadline, time.monotonic() + (LAUNCHER_SECONDS if tidied else 2 * LEAVE_SECONDS))
             elif time.monotonic() > limit:
                 self._stop("limit")
             time.sleep(POLL_SECONDS)
-        ending = self.folder.read("exit.json")
+        ending = self.folder.read(EXIT)
         if process.poll() is None:
             self._end(process)
         if ending is not None:
             return int(ending["code"])
-        return system.exit_code(process.returncode) or 1  # no driver has ended: it was no success
+        return system.exit_code(process.returncode) or 1  # without a driver's exit code it was no success
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         process.terminate()
@@ -88,26 +93,17 @@ class Supervisor:
             process.wait()
 
     def _requeue(self) -> None:
-        """Back into the queue; the run goes on from its checkpoint when it is this job's turn again."""
-        slurm = self.target.kind == "slurm"
-        note(self.folder, submitted=time.time())
-        command = ["scontrol", "requeue", os.environ["SLURM_JOB_ID"]] if slurm else ["qsub", str(script(self.folder))]
-        print(f"the run goes on later: {' '.join(command)}", file=sys.stderr, flush=True)
+        """Put the job back into the queue; the run continues from its checkpoint when its turn comes."""
+        self.folder.note(submitted=time.time())
+        print("back into the queue; the run continues from its checkpoint", file=sys.stderr, flush=True)
         try:
-            answer = subprocess.run(command, capture_output=True, text=True, check=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            reason = getattr(error, "stderr", "") or error
-            how = resume_words(self.folder.path.parent)
-            print(f"it did not work: {reason}; go on by hand with: {how}", file=sys.stderr, flush=True)
+            number = self.target.put_back(self.folder.path / SCRIPT, self.number)
+        except (OSError, FeverError) as error:
+            how = resume_words(self.folder.run)
+            print(f"that failed: {error}; resume the run by hand with: {how}", file=sys.stderr, flush=True)
             return
-        if not slurm:
-            number = answer.stdout.strip()
-            note(self.folder, submitted=time.time(), id=number)
-            remember(f"{self.target.kind}-{number}", self.folder.path.parent)
-
-
-def script(folder: JobFolder) -> Path:
-    return folder.path / "script.sh"
+        if number != self.number:
+            self._remember(number)
 
 
 def main() -> None:

@@ -25,7 +25,9 @@ from fever.launch.rendezvous import member
 from fever.launch.rendezvous import rank as node
 from fever.launch.rendezvous.launchers import Rank
 from fever.launch.rendezvous.member import Member
-from fever.launch.targets import LearnerMachine, Mpi, Pbs, Slurm
+from fever.launch.rendezvous.mpi import Mpi
+from fever.launch.schedulers.pbs import Pbs
+from fever.launch.schedulers.slurm import LearnerMachine, Slurm
 from tests.conftest import ROOT
 from tests.helpers import wait_for
 
