@@ -130,9 +130,9 @@ def read_options(
     if "file" in options:
         values, search, env = _read_file(options["file"], env, hint)
     if words:
-        from fever.rllib.legacy.words import understand_words
+        from fever.rllib.legacy.options import translate_options
 
-        understood, hints = understand_words(words)
+        understood, hints = translate_options(words)
         values |= understood
         for sentence in hints:
             hint(sentence)

@@ -36,7 +36,7 @@ from fever.rllib.metrics import (
     reports_of,
     sampled_steps,
 )
-from fever.rllib.settings import RUN_SETTINGS, default_config, fill, first_sentence, split_settings, validated
+from fever.rllib.settings import SETTING_OF_FIELD, default_config, fill, first_sentence, split_settings, validated
 from fever.rllib.structure import pack
 from fever.sampling.pool import Pool
 from fever.sampling.ray_cluster import Cluster, connect, cores_in_reach
@@ -74,7 +74,7 @@ def with_defaults(config: RunConfig) -> RunConfig:
     """The same with RLlib's own numbers of workers and environments where none are given."""
     defaults = default_config(config.algo)
     missing = [field for field in ("workers", "envs") if getattr(config, field) is None]
-    return config.model_copy(update={field: getattr(defaults, RUN_SETTINGS[field]) or 0 for field in missing})
+    return config.model_copy(update={field: getattr(defaults, SETTING_OF_FIELD[field]) or 0 for field in missing})
 
 
 def rllib_config(config: RunConfig, spaces: Spaces, env: str) -> Any:

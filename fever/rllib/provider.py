@@ -7,7 +7,7 @@ from fever.config import RunConfig
 from fever.rllib.adapter import bundles_of, prepare_rllib
 from fever.rllib.catalogue import names
 from fever.rllib.environment import called_as_by_rllib
-from fever.rllib.legacy.old_names import MODELS, RENAMED, RUN_SETTINGS
+from fever.rllib.legacy.old_names import MODEL_SETTINGS, RENAMED, RUN_FIELDS
 from fever.rllib.play import RllibPolicy, film, play
 from fever.rllib.settings import check_settings, describe, split_settings
 
@@ -16,7 +16,7 @@ class RllibProvider(Provider):
     """Serves `rllib:NAME` and `rllib:module:Name`. RLlib itself is imported by the first call that needs it."""
 
     pickles = True
-    network_settings = frozenset({*MODELS, "model_config", "rl_module_spec"})
+    network_settings = frozenset({*MODEL_SETTINGS, "model_config", "rl_module_spec"})
 
     names = staticmethod(names)
     describe_settings = staticmethod(describe)
@@ -29,7 +29,7 @@ class RllibProvider(Provider):
     film = staticmethod(film)
 
     def run_field(self, setting: str) -> str | None:
-        return RUN_SETTINGS.get(RENAMED.get(setting, setting))
+        return RUN_FIELDS.get(RENAMED.get(setting, setting))
 
     def resolve(self, config: RunConfig) -> RunConfig:
         return split_settings(config)[0]

@@ -14,8 +14,7 @@ from fever.config import RunConfig, validate
 from fever.envs.source import import_attribute
 from fever.errors import FeverError
 from fever.rllib.catalogue import find_class, silence
-from fever.rllib.legacy.old_names import RLLIB as KNOWN
-from fever.rllib.legacy.old_names import RUN_SETTINGS as OWN_NAMES
+from fever.rllib.legacy.old_names import RLLIB_ALGORITHMS, RUN_FIELDS
 from fever.rllib.legacy.reader import rename
 
 if TYPE_CHECKING:
@@ -25,11 +24,11 @@ METHODS = (  # of RLlib's configuration that take settings, in the order in whic
     "training", "rl_module", "env_runners", "learners", "multi_agent", "evaluation", "offline_data", "reporting",
     "fault_tolerance", "checkpointing", "debugging", "callbacks", "environment", "experimental", "python_environment",
 )  # fmt: skip
-RUN_SETTINGS = {own: present for present, own in OWN_NAMES.items()}  # what a run says itself -> RLlib's name for it
+SETTING_OF_FIELD = {field: name for name, field in RUN_FIELDS.items()}  # field of RunConfig -> RLlib's name for it
 OURS = {"env", "env_config", "log_level"}  # parameters that are not settings here
 IMPORTED = re.compile(r"_(fn|class|cls|connector|spec|function|module)$|^on_")  # may be "module:Name"
 SHARED = "shared"  # the policy of all agents
-PARENTS = {f"{name}Config" for name in KNOWN}  # whose settings the tables of old names know
+PARENTS = {f"{name}Config" for name in RLLIB_ALGORITHMS}  # whose settings the tables of old names know
 FILTER = "MeanStdFilter"
 FILTERS = (FILTER, "NoFilter")
 
@@ -39,7 +38,7 @@ def split_settings(config: RunConfig) -> tuple[RunConfig, list[str]]:
     as fields of its own; and what had to be renamed, in words."""
     settings, notes = rename(config.settings, config.algo, own_names(config.algo))
     update: dict[str, Any] = {}
-    for field, name in RUN_SETTINGS.items():
+    for field, name in SETTING_OF_FIELD.items():
         if name not in settings:
             continue
         value, given = settings.pop(name), getattr(config, field)
@@ -52,7 +51,7 @@ def split_settings(config: RunConfig) -> tuple[RunConfig, list[str]]:
 
 def own_names(algo: str) -> frozenset[str]:
     """Settings that an algorithm outside RLlib, or one that the tables of old names do not know, declares itself."""
-    if without_prefix(algo) in KNOWN:
+    if without_prefix(algo) in RLLIB_ALGORITHMS:
         return frozenset()
     declared = {
         name
@@ -96,7 +95,9 @@ def fill(config: Any, settings: dict[str, Any], algo: str, spaces: Spaces | None
                 _policies(config, value, agents)
             elif name not in known:
                 raise FeverError(_unknown(name, list(known), algo))
-            elif name == "model_config" and "rl_module_spec" not in settings and without_prefix(algo) in KNOWN:
+            elif (
+                name == "model_config" and "rl_module_spec" not in settings and without_prefix(algo) in RLLIB_ALGORITHMS
+            ):
                 _check_model(config, value, algo)
                 _call(algo, name, value, known[name])
             else:

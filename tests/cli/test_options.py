@@ -111,7 +111,7 @@ def test_all_workers_are_for_runs_elsewhere_but_not_for_searches() -> None:
         ({"env": "CartPole-v1", "workers": "many"}, "--workers takes a number, auto or all"),
         ({"env": "CartPole-v1", "env_kwargs": "[1]"}, "--env-kwargs takes a JSON object"),
         ({"file": "nowhere.yaml"}, "nowhere.yaml cannot be read"),
-        ({"run": "A3C", "env": "CartPole-v1"}, "RLlib has no algorithm A3C any more"),
+        ({"run": "A3C", "env": "CartPole-v1"}, "RLlib has no algorithm A3C; the closest is"),
     ],
 )
 def test_mistakes_are_one_sentence(options: dict[str, Any], sentence: str) -> None:

@@ -406,9 +406,9 @@ def test_what_is_a_runs_own_becomes_it() -> None:
 
 
 def test_algorithms_and_settings_are_found_by_looking() -> None:
-    assert {"PPO", "SAC", "DreamerV3", "TQC"} <= set(names())
+    assert {"rllib:PPO", "rllib:SAC", "rllib:DreamerV3", "rllib:TQC"} <= set(names())
     assert len(names()) == len(set(names()))
-    rows = {name: (default, meaning) for name, default, meaning in describe("rllib:SAC")}
+    rows = {name: (default, meaning) for name, default, meaning, _ in describe("rllib:SAC")}
     assert rows["tau"][0] == "0.005"
     assert "target" in rows["tau"][1]
     assert "train_batch_size_per_learner" in rows

@@ -14,7 +14,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
-from fever.algos.registry import config_of
+from fever.algos.registry import ALGORITHMS, config_of
 from fever.config import RunConfig, load_yaml, validate
 from fever.errors import FeverError
 from fever.rllib.legacy.files import is_old_yaml, known_part
@@ -23,16 +23,15 @@ from fever.rllib.legacy.old_names import (
     APEX_UPDATES,
     GAMES,
     MODEL_NAMES,
-    OWN,
     RENAMED,
     RENAMED_FOR,
-    RLLIB,
-    RUN_SETTINGS,
+    RLLIB_ALGORITHMS,
+    RUN_FIELDS,
     VERSIONS,
 )
+from fever.rllib.legacy.options import translate_options
 from fever.rllib.legacy.reader import rename
-from fever.rllib.legacy.translate import Translation, present_env, translate
-from fever.rllib.legacy.words import understand_words
+from fever.rllib.legacy.translate import Translation, current_env, translate
 
 FOLDER = Path(__file__).parents[2] / "examples" / "rllib"
 EXPERIMENTS = [(path.name, name) for path in sorted(FOLDER.glob("*.yaml")) for name in load_yaml(path)]
@@ -68,7 +67,7 @@ def test_examples_are_configurations(file: str, name: str) -> None:
     found = example(file, name)
     config = validate(RunConfig, found.values, file)
     assert config.stop.or_default(None) == config.stop  # the file's own rules
-    assert config.algo.removeprefix("rllib:") in (*RLLIB, "apex")
+    assert config.algo.removeprefix("rllib:") in (*RLLIB_ALGORITHMS, "apex")
     if config.algo == "apex":
         validate(config_of("apex"), config.settings, "apex")
     else:
@@ -100,8 +99,8 @@ def test_rllib_takes_the_examples(file: str, name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_present_names_are_rllibs() -> None:
-    known = {name for algorithm in RLLIB for name in parameters(rllib_config(f"rllib:{algorithm}"))}
-    targets = {*RENAMED.values(), *RENAMED_FOR["APPO"].values(), *RUN_SETTINGS}
+    known = {name for algorithm in RLLIB_ALGORITHMS for name in parameters(rllib_config(f"rllib:{algorithm}"))}
+    targets = {*RENAMED.values(), *RENAMED_FOR["APPO"].values(), *RUN_FIELDS}
     assert {name.partition(".")[0] for name in targets} <= known
     assert {name.partition(".")[2] for name in targets if name.startswith("model_config.")} <= model_fields()
     assert set(MODEL_NAMES.values()) <= model_fields()
@@ -237,7 +236,7 @@ def test_apex_of_vectors_has_all_its_layers() -> None:
      ("TRPO", "trpo")],
 )  # fmt: skip
 def test_lost_algorithms_have_a_nearest(name: str, nearest: str) -> None:
-    with pytest.raises(FeverError, match=f"RLlib has no algorithm {name} any more; .*{nearest}"):
+    with pytest.raises(FeverError, match=f"RLlib has no algorithm {name}; .*{nearest}"):
         old(name)
 
 
@@ -279,7 +278,7 @@ def test_environments_are_chosen() -> None:
     ],
 )
 def test_old_environments(name: str, present: str, arguments: dict[str, Any]) -> None:
-    found, kwargs, notes = present_env(name, {})
+    found, kwargs, notes = current_env(name, {})
     assert (found, kwargs) == (present, arguments)
     assert bool(notes) == (name != present)
 
@@ -367,7 +366,7 @@ def test_several_gpus_are_learners() -> None:
     settings = example("halfcheetah-ppo.yaml").values["settings"]
     assert (settings["num_learners"], settings["num_gpus_per_learner"]) == (4, 1)
     assert (settings["train_batch_size_per_learner"], settings["minibatch_size"]) == (65536 // 4, 4096 // 4)
-    assert "without a GPU, one learner takes the batches of all" in example("halfcheetah-ppo.yaml").notes
+    assert "without a GPU, one learner learns from the batches of all" in example("halfcheetah-ppo.yaml").notes
     assert "without a GPU, num_gpus_per_learner is ignored" in example("atari-impala.yaml").notes
 
 
@@ -385,7 +384,7 @@ def test_models_that_differ() -> None:
     models = {"Q_model": {"fcnet_hiddens": [8]}, "policy_model": {"fcnet_hiddens": [4]}, "lr": 1.0}
     found = old("SAC", **models)
     assert found.values["settings"] == {"model_config": {"fcnet_hiddens": [8]}}
-    assert "not translated: policy_model.fcnet_hiddens: Q_model.fcnet_hiddens says it" in found.notes
+    assert "not translated: policy_model.fcnet_hiddens: Q_model.fcnet_hiddens sets the same setting" in found.notes
     assert "not translated: lr: it has actor_lr, critic_lr and alpha_lr" in found.notes
 
 
@@ -469,7 +468,7 @@ def test_settings_of_ones_own_are_left_alone() -> None:
         "num_epochs": 4, "model": {"dim": 42},
     }  # fmt: skip
     assert notes == [
-        "not translated: num_sgd_iter: num_epochs says it",
+        "not translated: num_sgd_iter: num_epochs sets the same setting",
         "other names now: num_workers is num_env_runners",
     ]
     assert rename({"lr": 0.1}, "rllib:CQL", frozenset({"lr"})) == ({"lr": 0.1}, [])
@@ -528,15 +527,15 @@ def test_odd_settings(algorithm: str, config: dict[str, Any], sentence: str) -> 
     with pytest.raises(FeverError, match=f"^old.yaml cannot be understood: {re.escape(sentence)}"):
         old(algorithm, **config)
     with pytest.raises(FeverError, match=f"^--config cannot be understood: {re.escape(sentence)}"):
-        understand_words({"run": algorithm, "env": "CartPole-v1", "config": json.dumps(config)})
+        translate_options({"run": algorithm, "env": "CartPole-v1", "config": json.dumps(config)})
 
 
 def test_odd_words() -> None:
     for rules in ({"timesteps_total": None}, {"training_iteration": "many"}):
         with pytest.raises(FeverError, match=r"^the command line cannot be understood: stop.\w+ must be a number"):
-            understand_words({"stop": json.dumps(rules)})
+            translate_options({"stop": json.dumps(rules)})
     with pytest.raises(FeverError, match="--stop must be a JSON object, not 5"):
-        understand_words({"stop": "5"})
+        translate_options({"stop": "5"})
     with pytest.raises(FeverError, match=r"^a setting of rllib:DQN cannot be understood: exploration_config"):
         rename({"exploration_config": {"epsilon_timesteps": "x"}}, "rllib:DQN")
 
@@ -549,20 +548,20 @@ def test_numbers_may_be_texts() -> None:
 
 
 def test_words_of_tutorials() -> None:
-    values, hints = understand_words(
+    values, hints = translate_options(
         {"run": "DQN", "name_env": "CartPole-v1", "num_cpus": 2, "num_gpus": 0.5, "checkpoint_freq": None}
     )
     assert values == {"algo": "dqn", "env": "CartPole-v1", "workers": 2}
     assert hints == [
         "--run DQN: taken as --algo dqn, fever's own; RLlib's is --algo rllib:DQN",
-        "--name-env CartPole-v1: the environment is the first word: fever train CartPole-v1",
+        "--name-env CartPole-v1: the environment is the first argument: fever train CartPole-v1",
         "--num-cpus 2: taken as --workers 2",
         "--num-gpus 0.5: the learner uses a GPU if there is one",
     ]
-    assert understand_words({"run": "MARWIL"})[0] == {"algo": "rllib:MARWIL"}
-    assert all(understand_words({"run": name.upper()})[0] == {"algo": name} for name in OWN)
+    assert translate_options({"run": "MARWIL"})[0] == {"algo": "rllib:MARWIL"}
+    assert all(translate_options({"run": name.upper()})[0] == {"algo": name} for name in ALGORITHMS)
     with pytest.raises(FeverError, match=r"--run: RLlib has no algorithm A3C"):
-        understand_words({"run": "A3C"})
+        translate_options({"run": "A3C"})
 
 
 def test_words_with_objects() -> None:
@@ -571,7 +570,7 @@ def test_words_with_objects() -> None:
         "config": '{"num_sgd_iter": 3, "env_config": {"frameskip": 2}}',
         "stop": '{"episode_reward_mean": 9, "time_total_s": 60}',
     }  # fmt: skip
-    values, hints = understand_words(words)
+    values, hints = translate_options(words)
     assert values == {
         "algo": "rllib:PPO",
         "env": "ALE/Pong-v5",
@@ -583,8 +582,8 @@ def test_words_with_objects() -> None:
     }
     assert "--stop: taken as --stop-reward 9 --stop-time 60 --stop-window 100" in hints
     assert len(hints) == len(set(hints))
-    assert "env" not in understand_words({"run": "PPO", "config": {"lr": 0.1}})[0]
-    with pytest.raises(FeverError, match="--config has settings of one of RLlib's algorithms; say which"):
-        understand_words({"config": {}})
+    assert "env" not in translate_options({"run": "PPO", "config": {"lr": 0.1}})[0]
+    with pytest.raises(FeverError, match="--config has settings of an RLlib algorithm; name it"):
+        translate_options({"config": {}})
     with pytest.raises(FeverError, match="--stop is not JSON"):
-        understand_words({"stop": "{"})
+        translate_options({"stop": "{"})

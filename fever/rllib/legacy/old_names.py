@@ -1,11 +1,9 @@
-"""What RLlib's names of old are called now: tables for `reader.py` and `translate.py`."""
+"""Tables: the current names for what earlier versions of RLlib called algorithms, environments and settings."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
-
-from fever.algos.registry import ALGORITHMS
 
 
 def words(text: str) -> frozenset[str]:
@@ -14,10 +12,11 @@ def words(text: str) -> frozenset[str]:
 
 # algorithms and environments
 
-RLLIB = ("PPO", "APPO", "IMPALA", "DQN", "SAC", "CQL", "BC", "MARWIL", "IQL", "TQC", "DreamerV3")  # of Ray 2.60
-OWN = tuple(ALGORITHMS)  # fever's
+RLLIB_ALGORITHMS = (  # of Ray 2.60
+    "PPO", "APPO", "IMPALA", "DQN", "SAC", "CQL", "BC", "MARWIL", "IQL", "TQC", "DreamerV3",
+)  # fmt: skip
 APEX = ("APEX", "APEX_DQN", "APEX-DQN", "APEXDQN")
-NEAREST = {  # what RLlib has no longer, or never had -> what to use instead
+REPLACEMENTS = {  # algorithm that RLlib does not have -> the closest one to use instead
     "A2C": "impala, or rllib:IMPALA", "A3C": "impala, or rllib:IMPALA", "PG": "ppo", "DDPPO": "ppo with --workers",
     "TRPO": "trpo, fever's own", "DDPG": "sac", "TD3": "sac", "APEX_DDPG": "sac", "APEX-DDPG": "sac", "ES": "ppo",
     "ARS": "ppo", "SIMPLEQ": "rllib:DQN", "RAINBOW": "rllib:DQN", "R2D2": "ppo with recurrent=lstm",
@@ -28,12 +27,12 @@ MUJOCO = words(
     "Ant HalfCheetah Hopper Humanoid HumanoidStandup InvertedDoublePendulum InvertedPendulum Pusher Reacher Swimmer "
     "Walker2d"
 )
-VERSIONS = {  # of environments whose older ones cannot be made any more
+VERSIONS = {  # environment -> its current version, where Gymnasium has removed or replaced older ones
     "Pendulum": 1, "Acrobot": 1, "FrozenLake": 1, "FrozenLake8x8": 1, "CliffWalking": 1, "Taxi": 3, "CarRacing": 3,
     "LunarLander": 3, "LunarLanderContinuous": 3, "BipedalWalker": 3, "BipedalWalkerHardcore": 3,
     **dict.fromkeys(MUJOCO, 5),
 }  # fmt: skip
-GAMES = words(  # that had ids such as Pong-v0
+GAMES = words(  # Atari games, which had ids such as Pong-v0
     "Adventure AirRaid Alien Amidar Assault Asterix Asteroids Atlantis BankHeist BattleZone BeamRider Berzerk "
     "Bowling Boxing Breakout Carnival Centipede ChopperCommand CrazyClimber Defender DemonAttack DoubleDunk "
     "ElevatorAction Enduro FishingDerby Freeway Frostbite Gopher Gravitar Hero IceHockey Jamesbond JourneyEscape "
@@ -45,7 +44,7 @@ OLD_ATARI = re.compile(r"([A-Z][A-Za-z0-9]*?)(-ram)?(NoFrameskip|Deterministic)?
 
 # settings
 
-_OLD_NAMES = {  # present name -> those that it had
+_OLD_NAMES = {  # current name -> earlier names
     "num_env_runners": "num_workers num_rollout_workers",
     "num_envs_per_env_runner": "num_envs_per_worker",
     "num_gpus_per_env_runner": "num_gpus_per_worker",
@@ -105,7 +104,7 @@ RENAMED_FOR = {
     },
     "APEX": {"optimizer.num_replay_buffer_shards": "num_replay_buffer_shards", "clip_rewards": "clip_rewards"},
 }
-MODELS = ("model", "policy_model", "policy_model_config", "Q_model", "q_model_config")  # all are model_config now
+MODEL_SETTINGS = ("model", "policy_model", "policy_model_config", "Q_model", "q_model_config")  # now: model_config
 MODEL_NAMES = {
     **{name: name for name in (
         "fcnet_hiddens", "fcnet_activation", "conv_filters", "conv_activation", "vf_share_layers", "free_log_std",
@@ -116,21 +115,21 @@ MODEL_NAMES = {
     "hidden_layer_sizes": "fcnet_hiddens", "hidden_activation": "fcnet_activation",
 }  # fmt: skip
 NESTED = (
-    *MODELS, "model_config", "optimization", "optimizer", "exploration_config", "replay_buffer_config", "multiagent",
-    "evaluation_config",
+    *MODEL_SETTINGS, "model_config", "optimization", "optimizer", "exploration_config", "replay_buffer_config",
+    "multiagent", "evaluation_config",
 )  # fmt: skip
-_REASONS = {  # why something has no present name -> what
+_REASONS = {  # why settings have no current name -> those settings
     "PyTorch is used": "eager eager_tracing eager_max_retraces no_eager_on_workers tf_session_args "
     "local_tf_session_args enable_tf1_exec_eagerly",
     "episodes end where the environment says": "horizon soft_horizon no_done_at_end",
     "it would be a function, which YAML cannot hold": "multiagent.policy_mapping_fn multiagent.observation_fn "
     "custom_eval_function before_learn_on_batch env_task_fn",
-    "RLlib has no noisy networks any more": "noisy sigma0 parameter_noise",
-    "RLlib's Adam has its own": "adam_epsilon",
-    "RLlib ignores it now; ALE's own is env_kwargs reward_clipping, which returns are then counted by": "clip_rewards",
-    "the exponent stays as it is": "final_prioritized_replay_beta beta_annealing_fraction "
+    "RLlib no longer has noisy networks": "noisy sigma0 parameter_noise",
+    "RLlib uses its own value for Adam": "adam_epsilon",
+    "RLlib ignores it; ALE's env_kwargs reward_clipping clips rewards and reported returns": "clip_rewards",
+    "the exponent is constant": "final_prioritized_replay_beta beta_annealing_fraction "
     "prioritized_replay_beta_annealing_timesteps",
-    "RLlib has it no longer": "minibatch_buffer_size replay_proportion replay_buffer_num_slots learner_queue_timeout "
+    "RLlib no longer has it": "minibatch_buffer_size replay_proportion replay_buffer_num_slots learner_queue_timeout "
     "num_multi_gpu_tower_stacks opt_type decay momentum _separate_vf_optimizer _lr_vf vtrace_drop_last_ts sample_async "
     "num_data_loader_buffers num_data_load_threads prioritized_replay_eps replay_sequence_length replay_batch_size "
     "replay_mode replay_burn_in replay_zero_init_states storage_unit use_state_preprocessor remote_env_batch_wait_ms "
@@ -138,16 +137,16 @@ _REASONS = {  # why something has no present name -> what
 }
 REMOVED = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 _SEVERAL_RATES = {"lr": "it has actor_lr, critic_lr and alpha_lr"}
-_IMPALA = {"lambda": "V-trace has none", "use_gae": "V-trace has none", "epsilon": "Adam is used"}
+_IMPALA = {"lambda": "V-trace does not use it", "use_gae": "V-trace does not use it", "epsilon": "Adam is used"}
 REMOVED_FOR = {
     "SAC": _SEVERAL_RATES, "CQL": _SEVERAL_RATES, "TQC": _SEVERAL_RATES, "IQL": _SEVERAL_RATES, "IMPALA": _IMPALA,
-    "APPO": {"learner_queue_size": "circular_buffer_num_batches is its queue", "use_critic": "it always has one"},
+    "APPO": {"learner_queue_size": "circular_buffer_num_batches is its queue", "use_critic": "it always has a critic"},
     "APEX": {
-        "noisy": "fever has no noisy networks", "adam_epsilon": "fever's Adam has its own",
+        "noisy": "fever has no noisy networks", "adam_epsilon": "fever uses its own value for Adam",
         **dict.fromkeys(("beta_annealing_fraction", "final_prioritized_replay_beta"), "it rises to 1 at stop.steps"),
     },
 }  # fmt: skip
-UNNEEDED = words(  # goes without saying, or is fever's business
+UNNEEDED = words(  # without effect now, or done by fever itself
     "log_level simple_optimizer monitor record_env synchronize_filters enable_connectors _fake_gpus "
     "enable_rl_module_and_learner enable_env_runner_and_connector_v2 _enable_learner_api _enable_rl_module_api "
     "_enable_new_api_stack _disable_preprocessor_api _disable_execution_plan_api auto_wrap_old_gym_envs "
@@ -156,11 +155,11 @@ UNNEEDED = words(  # goes without saying, or is fever's business
     "evaluation_config.input checkpoint_freq checkpoint_at_end checkpoint_score_attr checkpoint_config max_failures "
     "verbose resources_per_trial trial_resources upload_dir sync_config pass_criteria"
 )
-RUN_SETTINGS = {  # present name -> a run's own
+RUN_FIELDS = {  # current name of a setting -> the field of RunConfig that it sets
     "num_env_runners": "workers", "num_envs_per_env_runner": "envs", "num_gpus_per_env_runner": "gpus_per_worker",
     "seed": "seed",
 }  # fmt: skip
-APEX_NAMES = {  # present name -> that of fever's Ape-X
+APEX_NAMES = {  # current name in RLlib -> name in fever's Ape-X
     "lr": "learning_rate", "gamma": "gamma", "n_step": "n_step", "double_q": "double", "dueling": "dueling",
     "train_batch_size_per_learner": "batch", "replay_buffer_config.capacity": "buffer",
     "replay_buffer_config.alpha": "priority_exponent", "replay_buffer_config.beta": "importance",
@@ -170,13 +169,13 @@ APEX_NAMES = {  # present name -> that of fever's Ape-X
     "model_config.fcnet_activation": "activation", "clip_rewards": "clip_rewards",
 }  # fmt: skip
 APEX_LOST = {
-    "epsilon": "every explorer keeps its own epsilon of a ladder, as RLlib's workers did",
-    "num_atoms": "fever's Ape-X learns mean values",
+    "epsilon": "every explorer keeps one epsilon of a fixed series, as RLlib's workers did",
+    "num_atoms": "fever's Ape-X learns expected values, not distributions",
     "min_time_s_per_iteration": "iterations are counted in steps",
 }
 APEX_NEEDS_NO = ("compress_observations", "batch_mode")
-OFF: tuple[Any, ...] = (None, False, 0, "", [], {})  # values that ask for nothing, of any setting
-NEUTRAL = {  # and of one
+OFF: tuple[Any, ...] = (None, False, 0, "", [], {})  # values that switch any setting off
+NEUTRAL = {  # setting -> the value that switches it off
     "num_multi_gpu_tower_stacks": 1, "minibatch_buffer_size": 1, "num_atoms": 1, "tau": 1.0,
     "observation_filter": "NoFilter",
 }  # fmt: skip
@@ -186,14 +185,14 @@ STOP = {  # the last part of a metric's name -> the stop rule
     "num_agent_steps_sampled_lifetime": "steps", "num_env_steps_trained": "steps", "time_total_s": "seconds",
     "training_iteration": "iterations",
 }  # fmt: skip
-RLLIB_WINDOW = 100  # episodes that RLlib's mean return was taken over
-APEX_BATCH, APEX_UPDATES = 512, 4  # defaults of fever's Ape-X: transitions in a gradient step, steps in one call
+RLLIB_WINDOW = 100  # episodes in RLlib's mean return
+APEX_BATCH, APEX_UPDATES = 512, 4  # defaults of fever's Ape-X: transitions per gradient step, gradient steps per call
 BUFFER = "replay_buffer_config."
-MODEL_PREFIXES = tuple(f"{name}." for name in MODELS)
+MODEL_PREFIXES = tuple(f"{name}." for name in MODEL_SETTINGS)
 OLD_BUFFERS = ("ReplayBuffer", "PrioritizedReplayBuffer", "MultiAgentReplayBuffer", "MultiAgentPrioritizedReplayBuffer")
-OLD_EXPLORATION = {  # of 2018 -> of `exploration_config`; the schedule was a fraction of these steps
+OLD_EXPLORATION = {  # name in 2018 -> in `exploration_config`; the schedule took `fraction` of `steps`
     "exploration_final_eps": "final_epsilon", "exploration_initial_eps": "initial_epsilon",
     "exploration_fraction": "fraction", "schedule_max_timesteps": "steps",
 }  # fmt: skip
 OFFLINE = ("BC", "MARWIL", "CQL", "IQL")
-ILLEGIBLE = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")  # numbers that YAML takes for words: 1e-4
+TEXT_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")  # a number that YAML reads as text: 1e-4

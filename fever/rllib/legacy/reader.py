@@ -1,7 +1,7 @@
-"""Reads settings by the names that RLlib has had for them, and collects what they mean now.
+"""Reads settings by any name that RLlib has had for them, and collects them by their current names.
 
-Nested names become dotted (`model.fcnet_hiddens`), a table gives each its present one (`model_config.fcnet_hiddens`),
-and dots become nested again. What has no present name is lost, and a note says why.
+Nested names become dotted (`model.fcnet_hiddens`), a table gives the current name (`model_config.fcnet_hiddens`), and
+dotted names become nested again. A setting without a current name is dropped, and a note says why.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 from fever.errors import FeverError
 from fever.rllib.legacy.old_names import (
     BUFFER,
-    ILLEGIBLE,
     MODEL_NAMES,
     MODEL_PREFIXES,
     NESTED,
@@ -28,27 +27,29 @@ from fever.rllib.legacy.old_names import (
     RENAMED,
     RENAMED_FOR,
     STOP,
+    TEXT_NUMBER,
     UNNEEDED,
 )
 
 
 class Reader:
-    """Reads settings of one of RLlib's algorithms, or of its former Ape-X, and collects what they mean now.
+    """Collects the settings of one of RLlib's algorithms, or of its former Ape-X, by their current names.
 
-    Those that are the algorithm's `own` are left alone. What cannot be read raises one of ODD, see `understanding`.
+    Settings named in `own` are kept as they are. Input that cannot be read raises one of BAD_INPUT, which
+    `report_bad_input` turns into a FeverError.
     """
 
     def __init__(self, algorithm: str, env: str = "", own: frozenset[str] = frozenset()) -> None:
         self.algorithm, self.env, self.own = algorithm, env, own
-        self.settings: dict[str, Any] = {}  # by present name, dotted
+        self.settings: dict[str, Any] = {}  # by current name, dotted
         self.env_kwargs: dict[str, Any] = {}
-        self.sources: dict[str, str] = {}  # present name -> the name that was read
-        self.lost: dict[str, list[str]] = {}  # reason -> names
+        self.sources: dict[str, str] = {}  # current name -> the name in the input
+        self.dropped: dict[str, list[str]] = {}  # reason -> names
         self.unneeded: list[str] = []
         self.remarks: list[str] = []
 
     def read(self, config: dict[str, Any]) -> None:
-        """Take settings in, a schedule before the plain value that it replaces."""
+        """Read settings; a schedule wins over the constant of the same setting."""
         given = dict(flat(numbers(config)))
         kept = {full: given.pop(full) for full in list(given) if full.partition(".")[0] in self.own}
         for full, value in kept.items():
@@ -64,7 +65,7 @@ class Reader:
             elif name in UNNEEDED:
                 self.unneeded.append(full)
             elif name in removed and name not in RENAMED_FOR.get(self.algorithm, {}):
-                self.lose(full, value, removed[name])
+                self.drop(full, value, removed[name])
             elif name.startswith(MODEL_PREFIXES):
                 self._model(name, value)
             elif not (name.endswith("_schedule") and value is None):
@@ -77,20 +78,20 @@ class Reader:
         self.settings |= kept
 
     def put(self, old: str, new: str, value: Any) -> None:
-        """A setting has this value, unless another name said so already."""
+        """Set `new` to a value that was given as `old`. The first value wins if two names give different ones."""
         if self.settings.get(new, value) != value:
-            self.lose(old, True, f"{self.sources[new]} says it")
+            self.drop(old, True, f"{self.sources[new]} sets the same setting")
             return
         self.settings[new], self.sources[new] = value, old
 
-    def lose(self, name: str, value: Any, reason: str) -> None:
-        """There is no such setting any more; nothing is lost if it was off."""
+    def drop(self, name: str, value: Any, reason: str) -> None:
+        """Note that a setting is dropped, unless its value switches it off anyway."""
         if value not in OFF and value != NEUTRAL.get(name, ...):
-            self.lost.setdefault(reason, []).append(name)
+            self.dropped.setdefault(reason, []).append(name)
 
     def notes(self) -> list[str]:
-        """What the user should know."""
-        notes = [f"not translated: {', '.join(names)}: {reason}" for reason, names in self.lost.items()]
+        """Sentences for the user: what was dropped, renamed and ignored."""
+        notes = [f"not translated: {', '.join(names)}: {reason}" for reason, names in self.dropped.items()]
         pairs = [_without_common_end(old, new) for new, old in self.sources.items() if old not in (new, "")]
         renamed = dict.fromkeys(f"{old} is {new}" for old, new in pairs)
         return [
@@ -111,12 +112,12 @@ class Reader:
         elif part in image and self.env.startswith("ALE/"):
             self.env_kwargs |= dict.fromkeys(image[part], value if part != "framestack" else 4 if value else 1)
         elif part.startswith("custom_"):
-            self.lose(name, value, "models of one's own are RLModules now")
+            self.drop(name, value, "custom models are RLModules now")
         else:
-            self.lose(name, value, "RLlib's models have no such setting now")
+            self.drop(name, value, "RLlib's models no longer have this setting")
 
     def _explore(self, flat: dict[str, Any]) -> None:
-        """`epsilon` of DQN from what described its schedule; other ways to explore are gone."""
+        """Set DQN's `epsilon` from the settings of its schedule; RLlib no longer has other kinds of exploration."""
         prefix = "exploration_config."
         given = {name.removeprefix(prefix): flat[name] for name in flat if name.startswith(prefix)}
         given |= {new: flat[old] for old, new in OLD_EXPLORATION.items() if old in flat}
@@ -129,10 +130,10 @@ class Reader:
             source = "exploration_config" if any(name.startswith(prefix) for name in flat) else "exploration_final_eps"
             self.put(source, "epsilon", [[0, given.get("initial_epsilon", 1.0)], end])
         elif given and kind not in ("StochasticSampling", "EpsilonGreedy", "PerWorkerEpsilonGreedy"):
-            self.lose(f"{prefix}type: {kind}", True, "RLlib has no such exploration any more")
+            self.drop(f"{prefix}type: {kind}", True, "RLlib no longer has this kind of exploration")
 
     def _buffer(self) -> None:
-        """A buffer of another type replaces RLlib's default as a whole, so it needs its size."""
+        """Give a buffer of another type its size: it replaces RLlib's default buffer with all its settings."""
         fixed = self.algorithm == "APEX" or BUFFER.removesuffix(".") in self.own
         if not fixed and self.settings.get(f"{BUFFER}type") == "EpisodeReplayBuffer":
             self.settings.setdefault(f"{BUFFER}capacity", 50_000 if self.algorithm == "DQN" else 1_000_000)
@@ -150,11 +151,11 @@ def _gpus(reader: Reader, value: Any) -> None:
 
 
 def _framework(reader: Reader, value: Any) -> None:
-    reader.lose(f"framework: {value}", value not in ("torch", None), "PyTorch is used")
+    reader.drop(f"framework: {value}", value not in ("torch", None), "PyTorch is used")
 
 
 def _buffer_type(reader: Reader, value: Any) -> None:
-    """Old buffers of transitions are buffers of episodes now; any other class stays."""
+    """Buffers of transitions are buffers of episodes now; other classes stay as they are."""
     kind = str(value).rpartition(".")[2]
     known = kind in OLD_BUFFERS or "Episode" in kind
     prioritized = "Prioritized" in kind
@@ -167,7 +168,7 @@ def _prioritized(reader: Reader, value: Any) -> None:
 
 
 def _vtrace(reader: Reader, value: Any) -> None:
-    reader.lose("vtrace", not value, "V-trace is always used")
+    reader.drop("vtrace", not value, "V-trace is always used")
 
 
 def _remote(reader: Reader, value: Any) -> None:
@@ -180,14 +181,14 @@ def _policies(reader: Reader, value: Any) -> None:
         raise ValueError(f"multiagent.policies must be a mapping or a list of names, not {value!r}")
     reader.put("multiagent.policies", "policies", list(value))
     if isinstance(value, dict) and any(any(one or ()) for one in value.values()):
-        reader.lose("multiagent.policies", True, "only their names: each has the environment's spaces")
+        reader.drop("multiagent.policies", True, "only the names are used; each policy has the environment's spaces")
 
 
 def _callbacks(reader: Reader, value: Any) -> None:
     if isinstance(value, str) and "." in value:
         reader.put("callbacks", "callbacks_class", ":".join(value.rsplit(".", 1)))
     else:
-        reader.lose("callbacks", value, "it is a class, written as module:Name")
+        reader.drop("callbacks", value, "it is a class, written as module:Name")
 
 
 SPECIAL: dict[str, Callable[[Reader, Any], None]] = {
@@ -205,30 +206,36 @@ SPECIAL: dict[str, Callable[[Reader, Any], None]] = {
 
 
 def rename(settings: dict[str, Any], algo: str, own: frozenset[str] = frozenset()) -> tuple[dict[str, Any], list[str]]:
-    """Settings of `rllib:NAME` by their present names, and what there is to say about it. Present ones stay.
+    """Settings of `rllib:NAME` by their current names, and notes for the user.
 
-    `own` are names that the algorithm's own configuration declares. They keep their values, mappings as a whole.
+    Settings in `own`, which the algorithm's own configuration declares, are kept as they are.
     """
-    with understanding(f"a setting of {algo}"):
+    with report_bad_input(f"a setting of {algo}"):
         reader = Reader(algo.rpartition(":")[2], own=own)
         reader.read(settings)
         return nested(reader.settings), reader.notes()
 
 
-ODD = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)  # what input of an odd shape raises
+BAD_INPUT = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+)  # from input of an unexpected shape
 
 
 @contextmanager
-def understanding(where: str) -> Iterator[None]:
-    """Input of an odd shape, inside, is a FeverError that says `where` it is."""
+def report_bad_input(where: str) -> Iterator[None]:
+    """Turn an error from input of an unexpected shape into a FeverError that says `where` the input is."""
     try:
         yield
-    except ODD as error:
+    except BAD_INPUT as error:
         raise FeverError(f"{where} cannot be understood: {error}") from error
 
 
 def as_number(name: str, value: Any) -> float:
-    """A number, which may be written as a text. Whole ones are int."""
+    """A number that may be written as text; an int if it is whole. Raises ValueError."""
     try:
         number = float("nan" if isinstance(value, bool) else value)
     except (TypeError, ValueError):
@@ -245,23 +252,23 @@ def as_list(name: str, value: Any) -> list[Any]:
 
 
 def as_mapping(name: str, value: Any) -> dict[str, Any]:
-    """A mapping; an empty one if nothing is said."""
+    """A mapping, empty for None. Raises ValueError."""
     if value is not None and not isinstance(value, dict):
         raise ValueError(f"{name} must be a mapping of names to values, not {value!r}")
     return value or {}
 
 
 def read_stop_rules(rules: dict[str, Any], window: int, reader: Reader) -> dict[str, Any]:
-    """Stop rules by the last part of a metric's name: `sampler_results/episode_reward_mean`."""
+    """fever's stop rules from RLlib's, by the last part of the metric: `sampler_results/episode_reward_mean`."""
     stop: dict[str, Any] = {}
     for name, value in leaves(rules):
         parts = re.split(r"[./]", name)
         rule = STOP.get(parts[-1])
-        only = rule == "reward" and reader.algorithm in OFFLINE  # their returns are those of evaluation
+        only = rule == "reward" and reader.algorithm in OFFLINE  # they have returns from evaluation only
         if parts[0] == "evaluation" and not only:
-            reader.lose(f"stop.{name}", True, "fever stops by training, not by evaluation")
+            reader.drop(f"stop.{name}", True, "fever's stop rules use training returns, not evaluation")
         elif rule is None:
-            reader.lose(f"stop.{name}", value, "fever stops by reward, steps, time or iterations")
+            reader.drop(f"stop.{name}", value, "fever's stop rules are reward, steps, time and iterations")
         else:
             number = as_number(f"stop.{name}", value)
             stop[rule] = int(number) if rule in ("steps", "iterations") else number
@@ -298,18 +305,18 @@ def leaves(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def numbers(value: Any) -> Any:
-    """A copy with numbers where YAML read words: 1e-4."""
+    """A copy with numbers where YAML reads text, such as 1e-4."""
     if isinstance(value, dict):
         return {name: numbers(one) for name, one in value.items()}
     if isinstance(value, list):
         return [numbers(one) for one in value]
-    if isinstance(value, str) and ILLEGIBLE.fullmatch(value):
+    if isinstance(value, str) and TEXT_NUMBER.fullmatch(value):
         number = float(value)
         return int(number) if number.is_integer() and abs(number) >= 1 else number
     return value
 
 
 def _without_common_end(old: str, new: str) -> tuple[str, str]:
-    """`model.use_lstm`, `model_config.use_lstm` to `model`, `model_config`: what is said once for all of them."""
+    """`model.use_lstm`, `model_config.use_lstm` to `model`, `model_config`: one note is enough for the whole group."""
     group, dot, part = old.partition(".")
     return (group, new.partition(".")[0]) if dot and new.endswith(f".{part}") else (old, new)

@@ -1,4 +1,4 @@
-"""What the files of the removed `rllib train -f` mean to fever. Needs neither Ray nor PyTorch."""
+"""Translates experiments of the removed `rllib train -f` to configurations of fever. Needs neither Ray nor PyTorch."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from fever.rllib.legacy.old_names import (
     APEX_UPDATES,
     GAMES,
     MUJOCO,
-    NEAREST,
     OFFLINE,
     OLD_ATARI,
-    RLLIB,
+    REPLACEMENTS,
+    RLLIB_ALGORITHMS,
     RLLIB_WINDOW,
-    RUN_SETTINGS,
+    RUN_FIELDS,
     UNNEEDED,
     VERSIONS,
 )
@@ -37,51 +37,51 @@ from fever.rllib.legacy.reader import (
     nested,
     numbers,
     read_stop_rules,
-    understanding,
+    report_bad_input,
 )
 
-Names = tuple[str, ...]  # of names, into nested settings
+Keys = tuple[str, ...]  # names that lead to a nested setting
 TUNE = re.compile(r"(?:ray\.)?tune\.(uniform|loguniform|randint|choice|grid_search)\((.*)\)", re.DOTALL)
 
 
 class Alternatives(NamedTuple):
-    """Values that a setting may have, at least one."""
+    """The values, at least one, that a search tries for a setting."""
 
     values: list[Any]
-    text: str = ""  # the expression, where the values are the bounds of a range
-    grid: bool = False  # whether they are those of a grid_search
+    text: str = ""  # the expression, if the values are the bounds of a range
+    grid: bool = False  # whether they come from grid_search
 
 
 @dataclass(frozen=True)
 class Translation:
-    """What an old file says, in fever's words."""
+    """An experiment of an old file as a configuration of fever."""
 
-    values: dict[str, Any]  # of RunConfig
+    values: dict[str, Any]  # fields of RunConfig
     notes: tuple[str, ...]  # for the user, the important ones first
-    space: dict[str, str] = field(default_factory=dict)  # setting -> where its values come from, see config.Search
+    space: dict[str, str] = field(default_factory=dict)  # as in config.Search
     trials: int | None = None
-    grid: bool = False  # whether all of `space` was grid_search: every combination is to be tried
+    grid: bool = False  # whether all of `space` was grid_search, which tries every combination
 
 
 def translate(values: dict[str, Any], where: str, experiment: str | None = None, env: str | None = None) -> Translation:
-    """One experiment of an old file. `where` names the file; `env` is the environment of the command line, if any."""
-    with understanding(where):
+    """Translate one experiment of an old file. `where` names the file; `env`, if given, replaces its environment."""
+    with report_bad_input(where):
         return _translate(_choose(values, where, experiment), where, env)
 
 
-def present_algorithm(name: Any, where: str) -> str:
-    """The algorithm that a `run:` means now: one of RLlib's, or fever's own Ape-X."""
-    known = {one.lower(): f"rllib:{one}" for one in RLLIB} | {one.lower(): "apex" for one in APEX}
+def current_algorithm(name: Any, where: str) -> str:
+    """The algorithm for the name in `run:`: one of RLlib's, or fever's own Ape-X."""
+    known = {one.lower(): f"rllib:{one}" for one in RLLIB_ALGORITHMS} | {one.lower(): "apex" for one in APEX}
     if str(name).lower() in known:
         return known[str(name).lower()]
-    nearest = NEAREST.get(str(name).upper())
-    if nearest is not None:
-        raise FeverError(f"{where}: RLlib has no algorithm {name} any more; the nearest is {nearest}")
-    return f"rllib:{name}"  # a newer one, or a mistake that RLlib will notice
+    closest = REPLACEMENTS.get(str(name).upper())
+    if closest is not None:
+        raise FeverError(f"{where}: RLlib has no algorithm {name}; the closest is {closest}")
+    return f"rllib:{name}"  # a newer algorithm, or a mistake that is reported when RLlib is asked for it
 
 
-def present_env(name: str, config: dict[str, Any]) -> tuple[str, dict[str, Any], list[str]]:
-    """The id and the arguments that an old id and its `env_config` mean now, and what there is to say about it."""
+def current_env(name: str, config: dict[str, Any]) -> tuple[str, dict[str, Any], list[str]]:
+    """The current id and arguments for an old id and its `env_config`, and notes for the user."""
     if match := OLD_ATARI.fullmatch(name):
         game, ram, frames, version = match.groups()
         if ram or frames or game in GAMES:
@@ -97,7 +97,7 @@ def present_env(name: str, config: dict[str, Any]) -> tuple[str, dict[str, Any],
         return f"{stem}-v{VERSIONS[stem]}", config, [note]
     if name.startswith("ALE/") and config.get("frameskip") == 1 and "obs_type" not in config:
         rest = {key: value for key, value in config.items() if key != "frameskip"}
-        return name, rest, ["frameskip: 1 is left out: RLlib skipped frames by itself, and here the environment does"]
+        return name, rest, ["frameskip: 1 is left out: RLlib skipped frames itself, fever leaves it to the environment"]
     if re.fullmatch(r"[a-z_]\w*(\.\w+)+", name):
         moved = name.replace("ray.rllib.examples.env.", "ray.rllib.examples.envs.classes.")
         module, _, attribute = moved.rpartition(".")
@@ -107,16 +107,16 @@ def present_env(name: str, config: dict[str, Any]) -> tuple[str, dict[str, Any],
 
 
 def _translate(chosen: dict[str, Any], where: str, env: str | None) -> Translation:
-    """An experiment, with the alternatives that it has."""
+    """Translate an experiment whose settings may have several values to search."""
     config = dict(as_mapping("config", chosen.get("config")))
     name = env or chosen.get("env") or config.get("env")
     if isinstance(name, dict):
         names = ", ".join(map(str, name.get("grid_search", name)))
-        raise FeverError(f"{where} is for several environments: {names}; choose one: fever train ENV -f {where}")
+        raise FeverError(f"{where} has several environments: {names}; choose one: fever train ENV -f {where}")
     if not isinstance(name, str):
-        raise FeverError(f"{where} names no environment; say it first: fever train ENV -f {where}")
+        raise FeverError(f"{where} names no environment; name one: fever train ENV -f {where}")
     config.pop("env", None)
-    algo = present_algorithm(chosen.get("run"), where)
+    algo = current_algorithm(chosen.get("run"), where)
     searched = dict(_searched(config))
     plain = _replaced(config, {path: options.values[0] for path, options in searched.items()})
 
@@ -129,63 +129,63 @@ def _translate(chosen: dict[str, Any], where: str, env: str | None) -> Translati
     if space:
         notes.insert(0, f"{', '.join(space)}: the first of several values is used; fever tune -f {where} searches them")
     elif (trials or 1) > 1:
-        notes.append(f"num_samples: {trials}: fever train makes one run; another has another --seed")
+        notes.append(f"num_samples: {trials}: fever train makes one run; change --seed for another")
     return replace(result, notes=(*notes, *result.notes), space=space, trials=trials, grid=grid)
 
 
 def _read_experiment(chosen: dict[str, Any], algo: str, name: str) -> Translation:
-    """An experiment without alternatives."""
+    """Translate an experiment in which every setting has one value."""
     config = numbers(chosen["config"])
-    env, env_kwargs, env_notes = present_env(name, as_mapping("env_config", config.pop("env_config", None)))
+    env, env_kwargs, env_notes = current_env(name, as_mapping("env_config", config.pop("env_config", None)))
     reader = Reader(algo.removeprefix("rllib:") if algo != "apex" else "APEX", env)
     if config.get("horizon") and algo != "apex" and ":" not in env:
         env_kwargs = {**env_kwargs, "max_episode_steps": config.pop("horizon")}
     reader.read(config)
     settings = reader.settings
     values: dict[str, Any] = {"env": env, "algo": algo}
-    for present, own in RUN_SETTINGS.items():
-        if settings.get(present) is not None:
-            values[own] = settings[present]
-            reader.sources[f"--{own.replace('_', '-')}"] = reader.sources[present]
-        settings.pop(present, None)
-        reader.sources.pop(present, None)
+    for current, own in RUN_FIELDS.items():
+        if settings.get(current) is not None:
+            values[own] = settings[current]
+            reader.sources[f"--{own.replace('_', '-')}"] = reader.sources[current]
+        settings.pop(current, None)
+        reader.sources.pop(current, None)
     reader.sources.pop("--seed", None)
     window = settings.get("metrics_num_episodes_for_smoothing", RLLIB_WINDOW)
     values["stop"] = read_stop_rules(numbers(as_mapping("stop", chosen.get("stop"))), window, reader)
-    values |= _beside(chosen, reader)
+    values |= _other_fields(chosen, reader)
     if algo == "apex":
         values["settings"] = _as_apex(reader)
     else:
-        _fit(reader)
+        _adjust(reader)
         values["settings"] = nested(settings)
     if kwargs := {**env_kwargs, **reader.env_kwargs}:
         values["env_kwargs"] = kwargs
     return Translation(values, (*env_notes, *reader.notes()))
 
 
-def _fit(reader: Reader) -> None:
-    """Settings of an old file that RLlib would refuse together."""
+def _adjust(reader: Reader) -> None:
+    """Adjust settings of old files that RLlib now refuses in combination, or that have another unit."""
     if reader.algorithm == "PPO" and reader.settings.pop("rollout_fragment_length", None) is not None:
         reader.sources.pop("rollout_fragment_length")
-        reader.remarks.append("rollout_fragment_length is left to RLlib, which fits it to the batch and the workers")
+        reader.remarks.append("RLlib chooses rollout_fragment_length to fit the batch and the workers")
     if reader.algorithm in OFFLINE:
         reader.settings.setdefault("dataset_num_iters_per_learner", 1)
     learners = as_number("num_learners", reader.settings.get("num_learners") or 1)
     if "num_gpus_per_learner" in reader.settings:
-        then = "one learner takes the batches of all" if learners > 1 else "num_gpus_per_learner is ignored"
+        then = "one learner learns from the batches of all" if learners > 1 else "num_gpus_per_learner is ignored"
         reader.remarks.append(f"without a GPU, {then}")
     for name, old in (("train_batch_size_per_learner", "train_batch_size"), ("minibatch_size", "sgd_minibatch_size")):
-        if reader.sources.get(name) == old:  # which was for all GPUs together
+        if reader.sources.get(name) == old:  # the old name meant all GPUs together
             reader.settings[name] = as_number(old, reader.settings[name]) // learners
 
 
 def _as_apex(reader: Reader) -> dict[str, Any]:
-    """Settings of fever's Ape-X from those of RLlib's."""
+    """Settings of fever's Ape-X for those of RLlib's."""
     given, read, result = reader.settings, dict(reader.sources), {}
     reader.sources = {name: old for name, old in read.items() if name.startswith("--")}
 
-    def put(present: str, own: str, value: Any) -> None:
-        result[own], reader.sources[own] = value, read.get(present, "")
+    def put(current: str, own: str, value: Any) -> None:
+        result[own], reader.sources[own] = value, read.get(current, "")
 
     parts = ("model_config.fcnet_hiddens", "model_config.head_fcnet_hiddens")
     layers = [width for part in parts for width in as_list(read.get(part, part), given.pop(part, []))]
@@ -197,7 +197,7 @@ def _as_apex(reader: Reader) -> dict[str, Any]:
     for name, value in given.items():
         if name in APEX_NAMES:
             put(name, APEX_NAMES[name], bool(value) if name == "clip_rewards" else value)
-        elif name == "target_network_update_freq":  # in transitions that were learned from
+        elif name == "target_network_update_freq":  # counted in transitions learned from
             batch = as_number("train_batch_size", given.get("train_batch_size_per_learner", APEX_BATCH))
             calls = int(-(-as_number(name, value) // (batch * APEX_UPDATES)))
             result["target"] = "hard"
@@ -209,17 +209,17 @@ def _as_apex(reader: Reader) -> dict[str, Any]:
         elif name == "num_gpus_per_learner":
             reader.remarks.append("the learner uses a GPU if there is one")
         elif name.startswith("evaluation_"):
-            reader.lose(name, value, "fever eval plays a run's episodes")
+            reader.drop(name, value, "fever eval evaluates a run")
         elif name in APEX_NEEDS_NO:
             reader.unneeded.append(name)
         else:
-            reader.lose(read.get(name, name), value, APEX_LOST.get(name, "fever's Ape-X has no such setting"))
-    reader.remarks.append("RLlib has no Ape-X any more: it is fever's own, with fever's defaults for what is not said")
+            reader.drop(read.get(name, name), value, APEX_LOST.get(name, "fever's Ape-X does not have this setting"))
+    reader.remarks.append("RLlib no longer has Ape-X: this is fever's own, with fever's defaults")
     return result
 
 
-def _beside(chosen: dict[str, Any], reader: Reader) -> dict[str, Any]:
-    """What stands beside `config` in an experiment."""
+def _other_fields(chosen: dict[str, Any], reader: Reader) -> dict[str, Any]:
+    """Fields of RunConfig from what an experiment has beside `config`."""
     own = {"local_dir": "runs", "storage_path": "runs", "keep_checkpoints_num": "checkpoint_keep"}
     values = {}
     for name, value in chosen.items():
@@ -228,7 +228,7 @@ def _beside(chosen: dict[str, Any], reader: Reader) -> dict[str, Any]:
         elif name in UNNEEDED:
             reader.unneeded.append(name)
         elif name not in ("env", "run", "stop", "config", "num_samples"):
-            reader.lose(name, value, "fever has no such setting")
+            reader.drop(name, value, "fever does not have this setting")
     return values
 
 
@@ -245,8 +245,8 @@ def _choose(values: dict[str, Any], where: str, name: str | None) -> dict[str, A
     return experiments[name] if name is not None else next(iter(experiments.values()))
 
 
-def _searched(config: dict[str, Any], path: Names = ()) -> Iterator[tuple[Names, Alternatives]]:
-    """Where a configuration has alternatives: the path, and which."""
+def _searched(config: dict[str, Any], path: Keys = ()) -> Iterator[tuple[Keys, Alternatives]]:
+    """The settings of a configuration that are searched: the path and the values of each."""
     for name, value in config.items():
         text = value.get("eval") if isinstance(value, dict) else value
         if isinstance(value, dict) and "grid_search" in value:
@@ -260,11 +260,11 @@ def _searched(config: dict[str, Any], path: Names = ()) -> Iterator[tuple[Names,
 
 
 def _space(
-    searched: dict[Names, Alternatives], settings: Callable[[Names, Any], dict[str, Any]]
+    searched: dict[Keys, Alternatives], settings: Callable[[Keys, Any], dict[str, Any]]
 ) -> tuple[dict[str, str], bool, list[str]]:
-    """Which present setting takes several values, by looking at what each of them makes of the settings.
+    """The search space by current names, whether all of it was grid_search, and notes on what is not searched.
 
-    Also whether all of them were grid_search, and what is not searched, in words.
+    Every value is translated with `settings(path, value)`; the setting that differs between them is the one to search.
     """
     space, grids, notes = {}, [], []
     for path, (options, text, grid) in searched.items():
@@ -275,7 +275,7 @@ def _space(
             space[differing[0]] = text or f"choice({values})"
             grids.append(grid)
         elif len(options) > 1:
-            notes.append(f"not searched: {'.'.join(path)}: it is not one setting now; {_text(options[0])} is used")
+            notes.append(f"not searched: {'.'.join(path)}: it no longer is one setting; {_text(options[0])} is used")
     return space, bool(space) and all(grids), notes
 
 
@@ -295,8 +295,8 @@ def _listed(name: str, values: Any, grid: bool) -> Alternatives:
     return Alternatives(list(values), grid=grid)
 
 
-def _replaced(config: dict[str, Any], changes: dict[Names, Any]) -> dict[str, Any]:
-    """A copy with other values at some paths."""
+def _replaced(config: dict[str, Any], changes: dict[Keys, Any]) -> dict[str, Any]:
+    """A copy with other values at the given paths."""
     changed = dict(config)
     for (name, *rest), value in changes.items():
         changed[name] = _replaced(changed[name], {tuple(rest): value}) if rest else value
@@ -304,7 +304,7 @@ def _replaced(config: dict[str, Any], changes: dict[Names, Any]) -> dict[str, An
 
 
 def _convolution(layer: Any) -> list[Any]:
-    """A layer for fever's Ape-X, whose kernels are square."""
+    """A convolution as fever's Ape-X has it: [filters, kernel, stride], square."""
     if not isinstance(layer, list) or len(layer) != 3:
         raise ValueError(f"model.conv_filters must have lists of filters, kernel and stride, not {layer!r}")
     filters, kernel, stride = layer
