@@ -1,23 +1,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-
-
-def run_fever(*words: str, cwd: Path, timeout: float = 300, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a subprocess, as a user would, with the tests' environments importable."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120", **variables}
-    command = [sys.executable, "-m", "fever", *words]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout)
+from tests.helpers import run_fever
 
 
 @pytest.fixture

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +18,15 @@ import pytest
 from fever.runs.run import Run
 from fever.sampling.spec import Fragment
 
+ROOT = Path(__file__).parent.parent
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]  # of trainings to a goal
+
+
+def run_fever(*words: str, cwd: Path, timeout: float = 300, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a subprocess, as a user would, with the tests' environments importable."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120", **variables}
+    command = [sys.executable, "-m", "fever", *words]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout)
 
 
 def split(fragment: Fragment, count: int) -> list[Fragment]:

@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT, run_fever
-from tests.helpers import wait_for
+from tests.helpers import ROOT, run_fever, wait_for
 
 
 def test_bare_command_solves_cartpole_and_says_so(trained: dict[str, Any]) -> None:

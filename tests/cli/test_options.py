@@ -12,7 +12,7 @@ from fever.cli.options import configuration
 from fever.config import RunConfig, validate
 from fever.errors import FeverError
 from fever.launch.schedulers.slurm import Slurm
-from tests.conftest import ROOT
+from tests.helpers import ROOT
 
 OLD_FILES = ROOT / "examples" / "rllib"
 

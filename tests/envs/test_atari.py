@@ -18,7 +18,7 @@ from fever.envs.make import make_envs
 from fever.envs.native import NativeEnvs
 from fever.envs.source import EnvContext, EnvSource, make_env
 from fever.errors import FeverError
-from tests.conftest import run_fever
+from tests.helpers import run_fever
 
 HERE = EnvContext()
 TINY = ["--stop-iterations", "1", "--envs", "2", "steps=16", "minibatch=32", "epochs=1", "-q", "--json"]

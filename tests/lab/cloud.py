@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 from fever.launch.aws.resources import SPOT_ROLE
-from tests.conftest import ROOT
+from tests.helpers import ROOT
 from tests.lab.machines import DAEMONS, Command, Lab, Machine, kill, program, read_process, wait_until
 
 REGION = "us-west-2"

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
-from tests.helpers import wait_for
+from tests.helpers import ROOT, wait_for
 from tests.lab import machines as module
 from tests.lab.machines import Lab, LabError, Machine, namespace, require_lab
 

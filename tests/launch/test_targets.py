@@ -15,7 +15,7 @@ from fever.launch.rendezvous.launchers import find_rank, without_launcher
 from fever.launch.schedulers.base import Scheduler, clock
 from fever.launch.schedulers.slurm import Slurm
 from fever.launch.targets import load_target, restore_target
-from tests.conftest import ROOT
+from tests.helpers import ROOT
 
 GOLDEN = Path(__file__).parent / "golden"
 SITES = ROOT / "examples" / "sites"

@@ -25,8 +25,7 @@ from fever.envs.source import EnvContext, EnvSource
 from fever.errors import ContractError, FeverError, TrainingError
 from fever.replay.experience import Draw, load_shards
 from fever.replay.shards import AHEAD, SLACK, ExplorerActor, RayExperience
-from tests.conftest import ROOT, run_fever
-from tests.helpers import wait_for, without_ray
+from tests.helpers import ROOT, run_fever, wait_for, without_ray
 from tests.sampling.test_workers import processes_with, raises
 
 LIMIT = 120  # seconds that anything here may take on a busy machine

@@ -24,7 +24,7 @@ from fever.runs.run import Run
 from fever.sampling.ray_pool import search_path
 from fever.training.trainer import resume
 from fever.tune import search
-from tests.conftest import ROOT
+from tests.helpers import ROOT
 from tests.rllib.test_translate import EXPERIMENTS, example
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -174,7 +174,7 @@ def test_refuses_actions_that_it_cannot_take(name: str, env: str, ray: Any, tmp_
 
 def test_an_old_file_of_ape_x_trains(tmp_path: Path) -> None:
     """With fever's own Ape-X, on two workers and frames of Atari."""
-    from tests.conftest import run_fever
+    from tests.helpers import run_fever
 
     pytest.importorskip("ale_py")
     file = str(ROOT / "examples" / "rllib" / "atari-apex.yaml")

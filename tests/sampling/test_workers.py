@@ -22,8 +22,7 @@ from fever.errors import ContractError, FeverError, TrainingError
 from fever.sampling.ray_cluster import Cluster
 from fever.sampling.spec import SamplerSpec
 from fever.sampling.workers import LocalWorkers, RayWorkers
-from tests.conftest import run_fever
-from tests.helpers import wait_for, without_ray
+from tests.helpers import run_fever, wait_for, without_ray
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray")]
 

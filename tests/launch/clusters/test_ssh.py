@@ -16,8 +16,7 @@ import pytest
 import yaml
 
 from fever.launch.clusters.host_packages import describe_environment
-from tests.conftest import ROOT
-from tests.helpers import WAREHOUSE, has_helped, wait_for
+from tests.helpers import ROOT, WAREHOUSE, has_helped, wait_for
 from tests.lab.machines import Command, Lab, Machine, require_lab
 
 pytestmark = pytest.mark.lab

@@ -13,8 +13,7 @@ from unittest import mock
 
 import pytest
 
-from tests.conftest import ROOT
-from tests.helpers import wait_for
+from tests.helpers import ROOT, wait_for
 from tests.lab.machines import Command, Lab, require_lab
 from tests.launch.schedulers.test_slurm import FEVER, FOREVER, Site, metrics, summary
 

@@ -28,8 +28,7 @@ from fever.launch.rendezvous.member import Member
 from fever.launch.rendezvous.mpi import Mpi
 from fever.launch.schedulers.pbs import Pbs
 from fever.launch.schedulers.slurm import LearnerMachine, Slurm
-from tests.conftest import ROOT
-from tests.helpers import wait_for
+from tests.helpers import ROOT, wait_for
 
 pytestmark = pytest.mark.lab
 

@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT
-from tests.helpers import wait_for
+from tests.helpers import ROOT, wait_for
 from tests.lab.machines import Lab, require_lab
 
 pytestmark = pytest.mark.lab
