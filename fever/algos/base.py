@@ -53,7 +53,7 @@ class Place:
 
 
 class State(NamedTuple):
-    """What a checkpoint keeps of an algorithm: arrays by name, and small facts as JSON."""
+    """What a checkpoint keeps of an algorithm besides its weights: arrays by name, and small facts as JSON."""
 
     arrays: dict[str, np.ndarray]
     facts: dict[str, Any]
@@ -85,8 +85,13 @@ class Learner(Protocol):
         """What a policy needs to act, as NumPy arrays."""
         ...
 
-    def state(self) -> State: ...
-    def restore(self, state: State) -> None: ...
+    def state(self) -> State:
+        """What resuming needs besides `weights`."""
+        ...
+
+    def restore(self, state: State, weights: Params) -> None:
+        """Continue from what `state` and `weights` returned."""
+        ...
 
 
 class Algorithm(Learner, Protocol):

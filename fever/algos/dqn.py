@@ -62,6 +62,7 @@ class DQN(ReplayAlgorithm):
     """Learns the value of every action, acts by the highest."""
 
     Config: Any = DQNConfig
+    acting = "online"
 
     def __init__(self, config: QLearningSettings, task: Task) -> None:
         super().__init__(config, task)
@@ -77,9 +78,6 @@ class DQN(ReplayAlgorithm):
         self.optimizer = Adam(max_norm=config.max_gradient_norm)
         vector = jnp.asarray(self.vectorizer.pack(params))
         self.learned = {"online": vector, "target": vector, **self.optimizer.init(vector).arrays("adam")}
-
-    def weights(self) -> Params:
-        return self.vectorizer.unpack(np.asarray(self.learned["online"]))
 
     def epsilons(self) -> np.ndarray:
         """The schedule, the same for all explorers."""

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fever.algos.base import LEARNER_STREAM, Iteration, Phases, Place, State, Task, require_finite, sampler_spec
+from fever.algos.flat_params import Vectorizer
 from fever.policy import Network, Params, distribution_for
 from fever.policy.spaces import encoded_shape
 from fever.replay.buffer import Batch, ReplaySpec
@@ -22,9 +23,11 @@ METRICS = ("loss", "value_mean", "td_error", "gradient_norm")  # the first colum
 
 
 class ReplayAlgorithm:
-    """What DQN, Ape-X and SAC have in common. A subclass has the mathematics: `weights`, `update`, `learned`."""
+    """What DQN, Ape-X and SAC have in common. A subclass has the mathematics: `update`, `learned`."""
 
     network: Network
+    acting: str  # the entry of `learned` that holds the weights of the policy that acts, as one vector
+    vectorizer: Vectorizer  # of these weights
     overlaps = True
     greedy = True  # explore around the best action, not by sampling from the policy
     prioritized = False
@@ -39,10 +42,6 @@ class ReplayAlgorithm:
         self.learned: dict[str, Any] = {}  # arrays that learning changes: weights, targets, optimisers
 
     # what a subclass defines
-
-    def weights(self) -> Params:
-        """What a policy needs to act, as NumPy arrays."""
-        raise NotImplementedError
 
     def update(self, learned: dict[str, Any], batches: Params, facts: Params) -> tuple[dict[str, Any], Any, Any]:
         """`updates` gradient steps, compiled once: batches are `[U, B, ...]`. Returns what was learned, TD errors
@@ -161,11 +160,19 @@ class ReplayAlgorithm:
 
     # checkpoints; the buffer is saved by the experience
 
+    def weights(self) -> Params:
+        """What a policy needs to act, as NumPy arrays."""
+        return self.vectorizer.unpack(np.asarray(self.learned[self.acting]))
+
     def state(self) -> State:
-        arrays = {f"learned/{name}": np.asarray(array) for name, array in self.learned.items()}
+        """All that learning changes, except for the weights of the policy that acts; counters and random generator."""
+        kept = {name: array for name, array in self.learned.items() if name != self.acting}
+        arrays = {f"learned/{name}": np.asarray(array) for name, array in kept.items()}
         return State(arrays, {"steps": self.steps, "updates": self.updates, "rng": self.rng.bit_generator.state})
 
-    def restore(self, state: State) -> None:
-        self.learned = {name: jnp.asarray(state.arrays[f"learned/{name}"]) for name in self.learned}
+    def restore(self, state: State, weights: Params) -> None:
+        """Continue from what `state` and `weights` returned."""
+        arrays = {f"learned/{self.acting}": self.vectorizer.pack(weights), **state.arrays}
+        self.learned = {name: jnp.asarray(arrays[f"learned/{name}"]) for name in self.learned}
         self.steps, self.updates = state.facts["steps"], state.facts["updates"]
         self.rng.bit_generator.state = state.facts["rng"]

@@ -58,15 +58,14 @@ class GradientLearner:
         return history
 
     def state(self) -> State:
-        """Weights, optimiser, statistics, counters and the random generator."""
-        arrays = {"params": self.params, **self.optimizer_state.arrays("optimizer")}
-        arrays = {name: np.asarray(array) for name, array in arrays.items()}
+        """Optimiser, statistics, counters and the random generator."""
+        arrays = {name: np.asarray(array) for name, array in self.optimizer_state.arrays("optimizer").items()}
         counters = {name: getattr(self, name) for name in self.counters}
         return State(arrays | self.normalizer.arrays(), {**counters, "rng": self.rng.bit_generator.state})
 
-    def restore(self, state: State) -> None:
-        """Continue from what `state` returned."""
-        self.params = jnp.asarray(state.arrays["params"])
+    def restore(self, state: State, weights: Params) -> None:
+        """Continue from what `state` and `weights` returned."""
+        self.params = jnp.asarray(self.vectorizer.pack(weights))
         self.optimizer_state = AdamState.from_arrays("optimizer", state.arrays)
         self.normalizer.restore(state.arrays)
         for name in self.counters:

@@ -47,6 +47,7 @@ class SAC(ReplayAlgorithm):
     """Two critics, and an actor that maximises their lower value and its own entropy."""
 
     Config = SACConfig
+    acting = "actor"
     greedy = False
     metric_names = (*METRICS, "policy_entropy", "temperature")
 
@@ -70,20 +71,17 @@ class SAC(ReplayAlgorithm):
         for name in CRITICS:
             critics |= init_perceptron(self.rng, name, sizes, 1.0)
         actor = self.network.init(self.rng)
-        self.actors, self.critics = Vectorizer(actor), Vectorizer(critics)
+        self.vectorizer, self.critics = Vectorizer(actor), Vectorizer(critics)
         self.optimizer = Adam()
         start = jnp.log(config.temperature or 1.0)
         vectors = {
-            "actor": jnp.asarray(self.actors.pack(actor)),
+            "actor": jnp.asarray(self.vectorizer.pack(actor)),
             "critics": jnp.asarray(self.critics.pack(critics)),
             "temperature": jnp.asarray(start, jnp.float32)[None],  # its logarithm
         }
         self.learned = {**vectors, "target": vectors["critics"]}
         for name, vector in vectors.items():
             self.learned |= self.optimizer.init(vector).arrays(f"adam_{name}")
-
-    def weights(self) -> Params:
-        return self.actors.unpack(np.asarray(self.learned["actor"]))
 
     def epsilons(self) -> np.ndarray:
         """Nothing but random actions during the warm-up, then what the policy draws."""
@@ -95,7 +93,7 @@ class SAC(ReplayAlgorithm):
 
     def act(self, actor: Any, observations: Any, noise: Any) -> tuple[Any, Any]:
         """Actions `[B, D]` and their log probabilities `[B]`."""
-        params = self.actors.unpack(actor)
+        params = self.vectorizer.unpack(actor)
         outputs = self.network.policy(params, self.network.features(params, observations, jnp), jnp)
         return self.distribution.sample_and_log_prob(outputs, noise, jnp)
 

@@ -266,16 +266,15 @@ class TRPO:
         return jax.lax.scan(step, (value, optimizer_state), orders)[0]
 
     def state(self) -> State:
-        """Weights, optimiser, statistics, counters and the random generator."""
-        arrays = {"policy_vector": self.policy, "value_vector": self.value, **self.optimizer_state.arrays("optimizer")}
-        arrays = {name: np.asarray(array) for name, array in arrays.items()}
+        """Optimiser, statistics, counters and the random generator."""
+        arrays = {name: np.asarray(array) for name, array in self.optimizer_state.arrays("optimizer").items()}
         counters = {"steps": self.steps, "rollouts": self.rollouts, "refused": self.refused, "rows": self.rows}
         return State(arrays | self.normalizer.arrays(), {**counters, "rng": self.rng.bit_generator.state})
 
-    def restore(self, state: State) -> None:
-        """Continue from what `state` returned."""
+    def restore(self, state: State, weights: Params) -> None:
+        """Continue from what `state` and `weights` returned."""
         arrays, facts = state.arrays, state.facts
-        self.policy, self.value = jnp.asarray(arrays["policy_vector"]), jnp.asarray(arrays["value_vector"])
+        self.policy, self.value = jnp.asarray(self.policies.pack(weights)), jnp.asarray(self.values.pack(weights))
         self.optimizer_state = AdamState.from_arrays("optimizer", arrays)
         self.normalizer.restore(arrays)
         self.steps, self.rollouts, self.refused = facts["steps"], facts["rollouts"], facts["refused"]

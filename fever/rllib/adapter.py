@@ -238,7 +238,7 @@ class RllibLearner:
             connectors = {"unknown": str(error)}
         return State(arrays, {"steps": self.steps, "connectors": connectors})
 
-    def restore(self, state: State) -> None:
+    def restore(self, state: State, weights: dict[str, np.ndarray]) -> None:
         self.steps = state.facts["steps"]
 
 

@@ -340,8 +340,9 @@ class Trainer:
         checkpoint.check_spaces(now["observation"], now["action"], self.source.name)
         if kept != json.loads(json.dumps(now)):
             raise FeverError(f"{checkpoint.path} has another network than the configuration of {run.path} asks for")
-        arrays = {k: v for k, v in checkpoint.arrays().items() if not k.startswith(WEIGHTS_PREFIX)}
-        self.learner.restore(State(arrays, checkpoint.manifest["algorithm"]))
+        arrays = checkpoint.arrays()
+        weights = {k.removeprefix(WEIGHTS_PREFIX): arrays.pop(k) for k in [*arrays] if k.startswith(WEIGHTS_PREFIX)}
+        self.learner.restore(State(arrays, checkpoint.manifest["algorithm"]), weights)
         if self.prepared.files is not None:
             self.prepared.files.restore(checkpoint.files)
         kept = checkpoint.manifest["trainer"]

@@ -330,7 +330,8 @@ def test_a_restored_algorithm_learns_on_as_if_nothing_had_happened() -> None:
     original.steps = 77
     state = original.state()
     facts = json.loads(json.dumps(state.facts))
-    restored.restore(state._replace(facts=facts, arrays={name: array.copy() for name, array in state.arrays.items()}))
+    state = state._replace(facts=facts, arrays={name: array.copy() for name, array in state.arrays.items()})
+    restored.restore(state, original.weights())
     assert (restored.steps, restored.updates) == (77, 4)
     for seed in range(4, 8):
         for here, there in zip(learn(original, draw(seed=seed)), learn(restored, draw(seed=seed)), strict=True):

@@ -208,7 +208,8 @@ def test_the_state_of_a_fragment_goes_with_its_environment() -> None:
     fragment = collect(impala)
     states = fragment.arrays["state"]
     assert impala.learn([fragment])["kl"] == pytest.approx(0, abs=1e-6)
-    impala.restore(make(recurrent="lstm").state())
+    other = make(recurrent="lstm")
+    impala.restore(other.state(), other.weights())
     enlarge(impala)
     assert impala.learn([changed(fragment, state=states[::-1])])["kl"] > 1e-5
 
@@ -374,7 +375,8 @@ def test_a_restored_algorithm_learns_on_as_if_nothing_had_happened() -> None:
     original.learn([first])
     state = original.state()
     facts = json.loads(json.dumps(state.facts))
-    restored.restore(state._replace(facts=facts, arrays={name: value.copy() for name, value in state.arrays.items()}))
+    state = state._replace(facts=facts, arrays={name: value.copy() for name, value in state.arrays.items()})
+    restored.restore(state, original.weights())
     assert_same(original, restored)
     assert original.learn([second]) == restored.learn([second])
     assert_same(original, restored)

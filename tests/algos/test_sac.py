@@ -253,7 +253,8 @@ def test_a_restored_algorithm_learns_on_as_if_nothing_had_happened() -> None:
     learn(original, draw(seed=1))
     state = original.state()
     facts = json.loads(json.dumps(state.facts))
-    restored.restore(state._replace(facts=facts, arrays={name: array.copy() for name, array in state.arrays.items()}))
+    state = state._replace(facts=facts, arrays={name: array.copy() for name, array in state.arrays.items()})
+    restored.restore(state, original.weights())
     for seed in (2, 3):
         here, there = learn(original, draw(seed=seed)), learn(restored, draw(seed=seed))
         np.testing.assert_array_equal(here[0], there[0])

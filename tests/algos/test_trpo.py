@@ -276,7 +276,7 @@ def test_a_line_search_that_fails_keeps_the_policy_and_goes_on(caplog: pytest.Lo
     np.testing.assert_array_equal(trpo.policy, start)
     assert np.abs(np.asarray(trpo.value) - value).max() > 1e-4  # values are fitted all the same
     assert trpo.steps == 128
-    other.restore(trpo.state())
+    other.restore(trpo.state(), trpo.weights())
     caplog.clear()
     metrics = other.learn([collect(other, seed=3)])
     assert metrics["step_fraction"] > 0
