@@ -54,6 +54,18 @@ def wait_for(condition: Callable[[], Any], what: str, seconds: float = 120, paus
     return found
 
 
+def processes_with(variable: str) -> list[str]:
+    """Command lines of processes that have this in their environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if variable.encode() in (folder / "environ").read_bytes():
+                found.append((folder / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue
+    return found
+
+
 def without_ray(text: str) -> str:
     """What was printed, but for what Ray's own processes have to say on a busy machine, whenever they like."""
     own = re.compile(r"\[\d{4}-\d\d-\d\d .* [EW] \d+|\S*\(raylet\)")

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -25,8 +26,7 @@ from fever.envs.source import EnvContext, EnvSource
 from fever.errors import ContractError, FeverError, TrainingError
 from fever.replay.experience import Draw, load_shards
 from fever.replay.shards import AHEAD, SLACK, ExplorerActor, RayExperience
-from tests.helpers import ROOT, run_fever, wait_for, without_ray
-from tests.sampling.test_workers import processes_with, raises
+from tests.helpers import ROOT, processes_with, run_fever, wait_for, without_ray
 
 LIMIT = 120  # seconds that anything here may take on a busy machine
 IN_HAND = 2 * AHEAD * 10 * 2  # transitions that two explorers have on their way, of two environments and ten steps
@@ -266,7 +266,7 @@ def test_an_explorer_outlives_its_shard(kind: str, ray: Any, monkeypatch: pytest
     explorer.sent = "what the shard died of"
     shard = SimpleNamespace(add=SimpleNamespace(remote=lambda block: "the next"))
     error = getattr(ray.exceptions, kind)(*([] if kind == "RayActorError" else ["it is gone"]))
-    monkeypatch.setattr(ray, "get", lambda call: raises(error))
+    monkeypatch.setattr(ray, "get", Mock(side_effect=error))
     assert explorer.explore({}, 0, np.ones(1), shard) == ("report", 2)
     assert explorer.sent == "the next"
 

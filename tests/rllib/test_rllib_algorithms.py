@@ -25,7 +25,7 @@ from fever.sampling.ray_pool import search_path
 from fever.training.trainer import resume
 from fever.tune import search
 from tests.helpers import ROOT
-from tests.rllib.test_translate import EXPERIMENTS, example
+from tests.rllib.examples import EXPERIMENTS, example
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 REPLAY = {"train_batch_size_per_learner": 32, "num_steps_sampled_before_learning_starts": 100}

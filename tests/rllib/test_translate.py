@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -32,14 +31,7 @@ from fever.rllib.legacy.old_names import (
 from fever.rllib.legacy.options import translate_options
 from fever.rllib.legacy.reader import rename
 from fever.rllib.legacy.translate import Translation, current_env, translate
-
-FOLDER = Path(__file__).parents[2] / "examples" / "rllib"
-EXPERIMENTS = [(path.name, name) for path in sorted(FOLDER.glob("*.yaml")) for name in load_yaml(path)]
-
-
-def example(file: str, name: str | None = None) -> Translation:
-    env = "QbertNoFrameskip-v4" if file == "atari-ppo.yaml" else None
-    return translate(load_yaml(FOLDER / file), file, name, env)
+from tests.rllib.examples import EXPERIMENTS, FOLDER, example
 
 
 def old(

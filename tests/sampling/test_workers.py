@@ -22,7 +22,7 @@ from fever.errors import ContractError, FeverError, TrainingError
 from fever.sampling.ray_cluster import Cluster
 from fever.sampling.spec import SamplerSpec
 from fever.sampling.workers import LocalWorkers, RayWorkers
-from tests.helpers import run_fever, wait_for, without_ray
+from tests.helpers import processes_with, run_fever, wait_for, without_ray
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray")]
 
@@ -237,15 +237,3 @@ def test_workers_end_with_the_command_and_leave_no_process(tmp_path: Path) -> No
     assert json.loads(done.stdout.splitlines()[-1])["workers"] == 2
     assert "warn" not in without_ray(done.stderr).lower()
     wait_for(lambda: not processes_with(f"FEVER_TEST_MARK={tmp_path}"), "end of all processes")
-
-
-def processes_with(variable: str) -> list[str]:
-    """Command lines of processes that have this in their environment."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if variable.encode() in (folder / "environ").read_bytes():
-                found.append((folder / "cmdline").read_text().replace("\0", " "))
-        except OSError:
-            continue
-    return found

@@ -29,7 +29,7 @@ from fever.tune.study import first_point, may_resume, resolve
 from fever.tune.table import LiveTable, PlainTable, QuietTable, closing_lines
 from tests.environments import TimeLimitEnv
 from tests.helpers import without_ray
-from tests.tune.test_tune import configure
+from tests.tune.helpers import configure
 
 pytestmark = pytest.mark.ray
 

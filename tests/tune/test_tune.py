@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fever.config import RunConfig, Stop, validate
+from fever.config import Stop
 from fever.envs.source import EnvSource
 from fever.errors import FeverError, TrainingError
 from fever.rllib.settings import split_settings
@@ -24,19 +24,9 @@ from fever.tune.store import Folder, Keeper, Store
 from fever.tune.study import check_kind, resolve
 from fever.tune.trial import Plan, Trial
 from tests.environments import TimeLimitEnv
+from tests.tune.helpers import SMALL, configure
 
 pytestmark = pytest.mark.ray
-
-SMALL = {"steps": 32, "minibatch": 64, "epochs": 4}  # settings of PPO that learn in seconds
-RATES = {"learning_rate": "loguniform(1e-5,1e-2)", "hidden": "choice([32],[16,16])"}
-
-
-def configure(folder: Path, env: str = "CartPole-v1", **fields: Any) -> RunConfig:
-    """A search's configuration; fields of the search and of the run side by side."""
-    names = ("space", "trials", "method", "scheduler", "seeds", "parallel")
-    values = {"space": RATES, **{name: fields.pop(name) for name in names if name in fields}}
-    values = {"env": env, "settings": SMALL, "stop": {"steps": 3000}, "search": values, "runs": str(folder), **fields}
-    return validate(RunConfig, values, "the test")
 
 
 # what may be searched

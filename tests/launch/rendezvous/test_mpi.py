@@ -15,7 +15,7 @@ import pytest
 
 from tests.helpers import ROOT, wait_for
 from tests.lab.machines import Command, Lab, require_lab
-from tests.launch.schedulers.test_slurm import FEVER, FOREVER, Site, metrics, summary
+from tests.lab.site import FEVER, FOREVER, Site, metrics, summary
 
 pytestmark = pytest.mark.lab
 
