@@ -25,14 +25,19 @@ from fever.sampling.spec import Episode, SamplerSpec
 class Roll:
     """T steps of N environments as they were taken."""
 
+    start: np.ndarray  # observations [N, ...] that the first step was taken from
     taken: list[Step]
-    observations: list[np.ndarray]  # T + 1 times [N, ...]
     outputs: np.ndarray  # of the network, [T, N, ...]
     actions: np.ndarray  # [T, N, ...]
     ended_before: np.ndarray  # [2, N] bool: which episodes ended in the two steps before
     next_step: bool  # see `Envs.next_step`
     states: list[np.ndarray]  # recurrent state [N, S] after each step's observation; empty for a policy without memory
     seconds: dict[str, float]
+
+    @cached_property
+    def observations(self) -> np.ndarray:
+        """`[T+1, N, ...]`; stacked when first asked for, because explorers do not need images this way."""
+        return pile([self.start, *(step.observations for step in self.taken)])
 
     @cached_property
     def rewards(self) -> np.ndarray:
@@ -97,7 +102,7 @@ class Runner:
         act, to_env, step_all = self.spec.network.actor(params), self.distribution.to_env, self.envs.step
         recurrent, delay = self.spec.network.state_size > 0, 0 if self.envs.next_step else 1
         observation, state, ended = self.observation, self.state, [*self.ended]
-        observations, outputs, actions, taken, states = [observation], [], [], [], []
+        outputs, actions, taken, states = [], [], [], []
         env_seconds, begin = 0.0, perf_counter()
         for t in range(steps):
             if recurrent:
@@ -112,13 +117,14 @@ class Runner:
                 states.append(state)
                 ended.append(step.terminated | step.truncated)
             observation = step.observations
-            observations.append(observation)
             outputs.append(output)
             actions.append(action)
             taken.append(step)
         seconds = {"env": env_seconds, "inference": perf_counter() - begin - env_seconds}
-        roll = Roll(taken, observations, pile(outputs), pile(actions), self.ended, self.envs.next_step, states, seconds)
-        self._check(observations, roll.rewards)
+        roll = Roll(
+            self.observation, taken, pile(outputs), pile(actions), self.ended, self.envs.next_step, states, seconds
+        )
+        self._check(roll)
         self.observation, self.state, self.ended = observation, state, roll.ended[-2:]
         self.steps_taken += steps
         return roll
@@ -137,11 +143,11 @@ class Runner:
         self.returns, self.lengths = totals[-1] - counted, lengths[-1] - taken
         return episodes
 
-    def _check(self, observations: list[np.ndarray], rewards: np.ndarray) -> None:
-        """Refuse observations, T + 1 times `[N, ...]`, and rewards `[T, N]` that are not finite; say where they are."""
-        arrays = {"reward": rewards}
-        if observations[0].dtype != np.uint8:
-            arrays["observation"] = pile(observations)
+    def _check(self, roll: Roll) -> None:
+        """Refuse observations and rewards that are not finite; say where they are."""
+        arrays = {"reward": roll.rewards}
+        if roll.start.dtype != np.uint8:
+            arrays["observation"] = roll.observations
         for name, array in arrays.items():
             finite = np.isfinite(array)
             if not finite.all():

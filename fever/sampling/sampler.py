@@ -8,7 +8,7 @@ import numpy as np
 
 from fever.policy import Params
 from fever.policy.spaces import Description
-from fever.sampling.runner import Roll, Runner, pile
+from fever.sampling.runner import Roll, Runner
 from fever.sampling.spec import Fragment, SamplerSpec
 
 
@@ -27,7 +27,7 @@ class Sampler(Runner):
         before = self.steps_taken
         roll = self._roll(params, steps, lambda t, outputs: distribution.sample(outputs, noise[t]))
         arrays = {
-            "observations": pile(roll.observations),
+            "observations": roll.observations,
             "first": roll.ended[: steps + 1] if self.envs.next_step else roll.ended[1:],
             "actions": roll.actions,
             "log_probs": distribution.log_prob(roll.outputs, roll.actions).astype(np.float32),
