@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from fever.policy import Policy
     from fever.rllib.play import RllibPolicy
+    from fever.training.callbacks import Callback
     from fever.training.trainer import Result
 
 __version__ = "0.1.0"
@@ -29,6 +30,7 @@ def train(
     name: str | None = None,
     device: str = "auto",
     progress: bool = False,
+    callbacks: Sequence[Callback] = (),
     **settings: Any,
 ) -> Result:
     """Train an agent and return its run, policy and curves.
@@ -36,7 +38,8 @@ def train(
     `env` is a Gymnasium id, `"module:Name"`, a class or a factory function. `stop` has any of `reward`, `steps`, `time`
     (`"10m"`), `iterations` and `window`; without a rule the environment's own threshold and a million steps count.
     Without `workers` it is trained in this process, without `envs` in 8 environments at once; `rllib:NAME` has
-    RLlib's own numbers. `settings` are the algorithm's, as `fever config ALGO` lists them. Raises
+    RLlib's own numbers. `callbacks` are called during training: see `fever.training.callbacks`. `settings` are the
+    algorithm's, as `fever config ALGO` lists them. Raises
     `fever.errors.FeverError` for input that cannot be used; then nothing is left on disk.
     """
     from fever.config import RunConfig, validate
@@ -51,7 +54,7 @@ def train(
     }  # fmt: skip
     values |= {key: value for key, value in {"workers": workers, "envs": envs}.items() if value is not None}
     config = validate(RunConfig, values, "the run")
-    return trainer.train(config, source, make_display("auto" if progress else "quiet"))
+    return trainer.train(config, source, make_display("auto" if progress else "quiet"), callbacks)
 
 
 def load(run: str | Path, checkpoint: str = "best", runs: str | Path = "runs") -> Policy | RllibPolicy:

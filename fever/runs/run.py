@@ -30,7 +30,6 @@ from fever.files import (
 )
 from fever.job import EXIT, RECORD, current_job
 from fever.runs.checkpoint import Checkpoint, best_of
-from fever.runs.events import EventWriter
 
 FORMAT = 1  # of the checkpoint's manifest; raised when an old reader could not read a new one
 RULES = {"reward": "reward", "steps": "steps", "iterations": "iterations", "time": "seconds"}  # stop reason -> field
@@ -45,7 +44,6 @@ class Run:
         self.path = path
         self._metrics: Any = None
         self._episodes: Any = None
-        self._board: Any = None
         self._lock: Any = None
         self._made_parent = False
 
@@ -188,9 +186,6 @@ class Run:
             self._metrics = open_to_append(self.path / layout.METRICS)
         self._metrics.write(json.dumps(_plain(row)) + "\n")
         self._metrics.flush()
-        self._board = self._board or EventWriter(self.path)
-        scalars = {name: value for name, value in row.items() if isinstance(value, (int, float)) and name != "steps"}
-        self._board.write(row["steps"], scalars)
 
     def log_episodes(self, rows: list[dict[str, Any]]) -> None:
         """Append one row per finished episode."""
@@ -312,12 +307,12 @@ class Run:
 
     def close(self) -> None:
         """Close files and give up the lock."""
-        for file in (self._metrics, self._episodes, self._board):
+        for file in (self._metrics, self._episodes):
             if file is not None:
                 file.close()
         if self._lock is not None:
             self._lock.release()
-        self._metrics = self._episodes = self._board = self._lock = None
+        self._metrics = self._episodes = self._lock = None
 
 
 def list_runs(runs: Path) -> list[Run]:

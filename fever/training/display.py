@@ -6,12 +6,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from fever.algos.registry import needs_trust
 from fever.config import RunConfig
 from fever.job import current_job
 from fever.text import PHASES, figure, format_duration, sparkline
+from fever.training.callbacks import Callback, TrainingInfo
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -29,31 +30,45 @@ REASONS = {
 }
 
 
-class Display(Protocol):
-    """What the trainer tells; every call returns at once."""
+class Display(Callback):
+    """Shows a training to a person; this one shows nothing. Every method returns at once.
 
-    def message(self, text: str) -> None: ...
-    def start(self, config: RunConfig, path: Path) -> None: ...
-    def update(self, row: dict[str, Any]) -> None: ...
+    The trainer uses it as a callback, and calls `message` and `stop` as well. `fever attach`, which follows a run
+    on other machines, calls `start`, `update` and `finish` with what is in the run directory.
+    """
+
+    silent = True
+
+    def message(self, text: str) -> None:
+        """Show one sentence, before, during or after training."""
+
+    def start(self, config: RunConfig, path: Path) -> None:
+        """Training begins in this run directory."""
+
+    def update(self, row: dict[str, Any]) -> None:
+        """Show a row of metrics."""
+
     def stop(self) -> None:
-        """The terminal is given back; nothing live any more."""
-        ...
+        """Give the terminal back: nothing is redrawn from now on."""
 
-    def finish(self, summary: dict[str, Any]) -> None: ...
+    def finish(self, summary: dict[str, Any]) -> None:
+        """Show how the run ended."""
+
+    def on_start(self, info: TrainingInfo) -> None:
+        self.start(info.config, info.run.path)
+
+    def on_iteration(self, info: TrainingInfo) -> None:
+        self.update(info.metrics)
+
+    def on_stop(self, info: TrainingInfo) -> None:
+        if info.summary is not None and info.summary["stop_reason"] != "failed":
+            self.finish(info.summary)
 
 
-class QuietDisplay:
-    """Nothing at all."""
-
-    def message(self, text: str) -> None: ...
-    def start(self, config: RunConfig, path: Path) -> None: ...
-    def update(self, row: dict[str, Any]) -> None: ...
-    def stop(self) -> None: ...
-    def finish(self, summary: dict[str, Any]) -> None: ...
-
-
-class PlainDisplay:
+class PlainDisplay(Display):
     """One line every few seconds, for log files and pipes."""
+
+    silent = False
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -73,8 +88,6 @@ class PlainDisplay:
             self.printed = time.monotonic()
             self._print(progress_line(row, self.rate.steps_per_second))
 
-    def stop(self) -> None: ...
-
     def finish(self, summary: dict[str, Any]) -> None:
         for line in closing_lines(summary):
             self._print(line)
@@ -83,8 +96,10 @@ class PlainDisplay:
         print(text, file=self.stream, flush=True)
 
 
-class LiveDisplay:
+class LiveDisplay(Display):
     """A panel that is redrawn in place: progress towards the stop rule, return, speed and where the time goes."""
+
+    silent = False
 
     def __init__(self, console: Console) -> None:
         from rich.live import Live
@@ -257,7 +272,7 @@ def closing_lines(summary: dict[str, Any]) -> list[str]:
 
 def make_display(kind: str, to_stderr: bool = False) -> Display:
     """`auto` (live on a terminal, lines elsewhere), or `quiet`."""
-    return for_audience(kind, to_stderr, QuietDisplay, PlainDisplay, LiveDisplay)
+    return for_audience(kind, to_stderr, Display, PlainDisplay, LiveDisplay)
 
 
 def for_audience(

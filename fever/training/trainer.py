@@ -1,4 +1,4 @@
-"""The one driver: builds run, algorithm and workers, then logs, saves and stops. The same for every algorithm."""
+"""The trainer: starts learner and workers, then logs, saves and stops. The same for every algorithm."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 import logging
 import os
 import time
-from collections import Counter, deque
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,24 +18,26 @@ from fever import layout
 from fever.config import RunConfig
 from fever.envs.source import EnvSource
 from fever.errors import FeverError
-from fever.runs.checkpoint import WEIGHTS_PREFIX, stop_reason
+from fever.runs.checkpoint import WEIGHTS_PREFIX
 from fever.runs.facts import facts
 from fever.runs.run import Run, trust_word
 from fever.sampling.ray_cluster import connect, is_elastic, try_everywhere
 from fever.signals import Interrupts
-from fever.training.display import Display, QuietDisplay
+from fever.training.callbacks import Callback, Callbacks, TensorBoard, TrainingInfo
+from fever.training.display import Display
 from fever.training.logs import log_to_file
+from fever.training.progress import Progress, phase_shares
 
 if TYPE_CHECKING:
     from fever.algos.base import Iteration
     from fever.sampling.pool import Pool
 
-REPLAY_SHARE = 0.05  # of the time may go into saving it
+REPLAY_SHARE = 0.05  # of the time may go into saving the replay buffer
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a finished (or interrupted) training gives back."""
+    """A finished or interrupted training."""
 
     run: Run
     summary: dict[str, Any]  # the object that `--json` prints
@@ -46,7 +49,7 @@ class Result:
 
     @cached_property
     def policy(self) -> Any:
-        """Of the last checkpoint: `policy.act(observation)`."""
+        """The policy of the last checkpoint: `policy.act(observation)`."""
         return self.run.checkpoint().policy()
 
     @property
@@ -58,9 +61,14 @@ class Result:
         return self.summary["return_mean"]
 
 
-def train(config: RunConfig, source: EnvSource | None = None, display: Display | None = None) -> Result:
+def train(
+    config: RunConfig,
+    source: EnvSource | None = None,
+    display: Display | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Result:
     """Train from the beginning in a new run directory."""
-    return Trainer(config, source, display or QuietDisplay()).run()
+    return Trainer(config, source, display, callbacks).run()
 
 
 def resume(
@@ -69,73 +77,84 @@ def resume(
     which: str = "last",
     source: EnvSource | None = None,
     display: Display | None = None,
+    callbacks: Sequence[Callback] = (),
     trust: bool = False,
 ) -> Result:
-    """Continue a run from a checkpoint, with its (possibly extended) configuration; one that holds pickles only if the
-    caller trusts it."""
+    """Continue a run from a checkpoint with its configuration, whose stop rules may have changed. A checkpoint that
+    holds pickles is read only if `trust` is set."""
     run.checkpoint(which).require(trust)
-    return Trainer(config, source, display or QuietDisplay(), run, which).run()
+    return Trainer(config, source, display, callbacks, run, which).run()
 
 
 class Trainer:
-    """One training session, from an empty directory or from a checkpoint to a stop rule."""
+    """One training, from an empty directory or from a checkpoint to a stop rule."""
 
     def __init__(
-        self, config: RunConfig, source: EnvSource | None, display: Display, run: Run | None = None, which: str = "last"
+        self,
+        config: RunConfig,
+        source: EnvSource | None = None,
+        display: Display | None = None,
+        callbacks: Sequence[Callback] = (),
+        run: Run | None = None,
+        which: str = "last",
     ) -> None:
-        self.born = time.perf_counter()
-        self.display = display
+        self.created = time.perf_counter()
+        self.display = display or Display()
         self.source = source or EnvSource(config.env, config.env_kwargs)
         self.resuming, self.which = run, which
         from fever.training.setup import prepare
 
-        self.prepared = prepare(config, self.source, display.message)
+        self.prepared = prepare(config, self.source, self.display.message)
         self.config, self.learner = self.prepared.config, self.prepared.learner
+        self.listeners = (*callbacks, TensorBoard(), self.display)  # fever's own see the metrics of all others
+        self.progress = Progress(self.config.stop)
         self.pool: Pool | None = None
-
-        self.iteration = self.episodes = self.generation = 0
-        self.seconds_before = 0.0
-        self.whole = True  # the learner's state, which an iteration that is not cut leaves only at its end
-        self.replay_due = 0.0  # when the replay buffer is to be saved again
-        self.begin: float | None = None  # when the loop began,
-        self.end: float | None = None  # and when it ended
         self.closing = False
+        self.consistent = True  # the learner's state; while an iteration runs that cannot be cut short, it is not
+        self.replay_due = 0.0  # when the replay buffer is to be saved again
         self.interrupts = Interrupts(self._say_that_it_waits, held=True)
         self.seconds = {"setup": 0.0, "first_batch": 0.0, "iterations": 0.0, "checkpoints": 0.0, "stop": 0.0}
-        self.steps_by_host: Counter[str] = Counter()
-        window = self.config.stop.window
-        self.returns: deque[float] = deque(maxlen=window)
-        self.lengths: deque[int] = deque(maxlen=window)
 
     def _say_that_it_waits(self) -> None:
-        """Called in the middle of anything, by a signal: not through the display, which may be at work."""
-        if (self.prepared.uncut or self.closing) and not isinstance(self.display, QuietDisplay):
+        """Called by a signal in the middle of anything: not through the display, which may be drawing."""
+        if (self.prepared.uncut or self.closing) and not self.display.silent:
             iterating = "RLlib finishes its iteration, then the run is saved"
             what = "the environments are being closed" if self.closing else iterating
             os.write(2, f"\nfever: {what}; Ctrl-C again does not wait\n".encode())
 
     def run(self) -> Result:
-        """Train until a stop rule is met, a signal comes or something fails; leave a complete run directory."""
+        """Train until a stop rule is met, a callback or a signal asks to stop, or something fails; leave a complete
+        run directory."""
         with self.interrupts:
             run = self.resuming or Run.create(self.config, facts())
+            self.info = TrainingInfo(self.config, run)
+            self.callbacks = Callbacks(self.listeners, self.info)
             try:
-                try:
-                    reason = self._train(run)
-                finally:
-                    self._close(run)
-            except KeyboardInterrupt:
-                reason = self.interrupts.reason
-            except Exception as error:
-                self._note_failure(run, error)
+                summary = self._run(run)
+            except BaseException:
+                with suppress(Exception):  # the first error counts
+                    self.callbacks.stop()
                 raise
-            if not run.checkpoints():
-                run.discard()
-                what = "saved" if self.iteration else "learned"
-                raise KeyboardInterrupt(f"before anything was {what}; nothing is left behind")
-            summary = self._summary(run, reason)
-            run.write_summary(summary)
-        self.display.finish(summary)
+            self.callbacks.stop()
         return Result(run, summary)
+
+    def _run(self, run: Run) -> dict[str, Any]:
+        """Train and close everything; returns the summary, which is written."""
+        try:
+            try:
+                reason = self._train(run)
+            finally:
+                self._close(run)
+        except KeyboardInterrupt:
+            reason = self.interrupts.reason
+        except Exception as error:
+            self._note_failure(run, error)
+            raise
+        if not run.checkpoints():
+            run.discard()
+            what = "saved" if self.progress.iteration else "learned"
+            raise KeyboardInterrupt(f"before anything was {what}; nothing is left behind")
+        return self._write_summary(run, reason)
 
     def _train(self, run: Run) -> str:
         """Start the workers and iterate; returns why it stopped, with the state saved."""
@@ -149,20 +168,20 @@ class Trainer:
             if self.resuming:  # nothing can be refused any more
                 run.write_config(self.config)
             (run.path / layout.SUMMARY).unlink(missing_ok=True)
-            self.display.start(self.config, run.path)
+            self.info.metrics = self.progress.counters(self.learner.steps)
             try:
+                self.callbacks.start()
                 return self._loop(run, pool)
             except Exception:
                 logging.exception("training failed")
                 raise
             finally:
-                self.end = time.perf_counter()
-                if self.iteration and self.whole:
-                    self._save(run)
-                    self._save_replay(run)
+                self.progress.end = time.perf_counter()
+                if self.progress.iteration and self.consistent:
+                    self._save(run, with_replay=True)
 
     def _start(self, run: Run) -> Pool:
-        """Start what gathers experience, with what it had gathered before."""
+        """Start what gathers experience, with the replay buffer that a resumed run had saved."""
         from fever.algos.base import Place
 
         count = self.config.workers
@@ -172,7 +191,8 @@ class Trainer:
             self.display.message(f"starting Ray{workers}")
             if is_elastic():
                 try_everywhere(connect(count), self.prepared.source)
-        place = Place(self.source, run.path.resolve() / layout.WORK, self.generation, self.config.gpus_per_worker)
+        workdir = run.path.resolve() / layout.WORK
+        place = Place(self.source, workdir, self.progress.generation, self.config.gpus_per_worker)
         self.pool = pool = self.learner.start(place)
         if self.prepared.all_cores is not None:
             pool.follow(self.prepared.all_cores)
@@ -183,8 +203,8 @@ class Trainer:
         return pool
 
     def _close(self, run: Run) -> None:
-        """Give back the terminal, close the environments, end the workers, let go of the files. What goes wrong with
-        environments here is said, and changes nothing about how the run has ended."""
+        """Give the terminal back, close the environments, end the workers, close the files. An error while environments
+        close is reported and does not change how the run has ended."""
         began = time.perf_counter()
         self.display.stop()
         try:
@@ -209,22 +229,22 @@ class Trainer:
             self.display.message(f"not all environments were closed: {type(error).__name__}: {error}")
 
     def _note_failure(self, run: Run, error: Exception) -> None:
-        """Leave nothing behind if nothing was learned; otherwise record the failure and say how to go on."""
+        """Remove the directory if nothing was learned; otherwise record the failure and say how to continue."""
         work = run.path / layout.WORK
-        if self.resuming is None and self.iteration == 0:
+        if self.resuming is None and self.progress.iteration == 0:
             if any(path.is_file() for path in work.rglob("*")):  # logs of a simulator, perhaps: why it failed
                 self.display.message(f"what the environments wrote is kept: {work}")
             else:
                 run.discard()
-        elif self.begin is not None:
-            run.write_summary(self._summary(run, "failed") | {"error": str(error)})
+        elif self.progress.begin is not None:
+            self._write_summary(run, "failed", error=str(error))
             kept = f"the last good checkpoint is kept; resume with: fever resume {run.path}{trust_word(self.config)}"
             self.display.message(kept if run.checkpoints() else f"nothing was saved; what it wrote is in {run.path}")
 
     def _loop(self, run: Run, pool: Pool) -> str:
-        """Iterate until a stop rule is met; returns its name."""
-        self.begin = time.perf_counter()
-        self.seconds["setup"] = self.begin - self.born
+        """Iterate until a stop rule is met or a callback asks to stop; returns the reason."""
+        self.progress.begin = time.perf_counter()
+        self.seconds["setup"] = self.progress.begin - self.created
         saved = time.monotonic()
         iterations = self.learner.train(pool)
         interrupts, uncut = self.interrupts, self.prepared.uncut
@@ -232,104 +252,68 @@ class Trainer:
         while not reason:
             interrupts.check()
             began = time.perf_counter()
-            self.whole, interrupts.impatient = not uncut, uncut
+            self.consistent, interrupts.impatient = not uncut, uncut
             iteration = next(iterations)
-            self.whole, interrupts.impatient = True, False
+            self.consistent, interrupts.impatient = True, False
             wall = time.perf_counter() - began
             self.seconds["iterations" if self.seconds["first_batch"] else "first_batch"] += wall
-            row = self._record(run, iteration, wall, pool)
-            self.display.update(row)
-            reason = self._stop_reason()
-            if time.monotonic() - saved >= self.config.checkpoint_seconds and not reason:
-                self._save(run)
-                if time.monotonic() >= self.replay_due:
-                    self._save_replay(run)
+            self._record(run, iteration, wall, pool)
+            reason = self.progress.stop_reason(self.learner.steps) or self.info.stop_requested
+            due = self.info.checkpoint_requested or time.monotonic() - saved >= self.config.checkpoint_seconds
+            if due and not reason:
+                self._save(run, with_replay=time.monotonic() >= self.replay_due)
                 saved = time.monotonic()
+                reason = self.info.stop_requested
         return reason
 
-    def _record(self, run: Run, iteration: Iteration, wall: float, pool: Pool) -> dict[str, Any]:
-        """Count, and write what an iteration did into the run directory."""
-        self.iteration += 1
-        rows = []
-        for report in iteration.reports:
-            self.steps_by_host[report.host] += report.steps
-            for episode in report.episodes:
-                self.episodes += 1
-                if episode.counts:
-                    self.returns.append(episode.total_reward)
-                    self.lengths.append(episode.length)
-                rows.append({
-                    "episode": self.episodes, "steps": self.learner.steps, "return": episode.total_reward,
-                    "length": episode.length, "worker": report.worker_index, "env": episode.env_index,
-                    "info": episode.info,
-                })  # fmt: skip
-        if rows:
-            run.log_episodes(rows)
+    def _record(self, run: Run, iteration: Iteration, wall: float, pool: Pool) -> None:
+        """Count an iteration, call the callbacks, and write its row and those of its episodes."""
+        episodes = self.progress.count(iteration, self.learner.steps)
         sampled = sum(report.steps for report in iteration.reports)
-        row = {
-            "iteration": self.iteration,
-            "steps": self.learner.steps,
-            "episodes": self.episodes,
-            "seconds": round(self._seconds(), 4),
+        self.info.metrics = {
+            **self.progress.counters(self.learner.steps),
             "steps_per_second": round(sampled / wall, 1),
-            **self._episode_statistics(),
+            **self.progress.statistics(),
             **phase_shares(iteration, wall, pool.count),
             "worker_restarts": pool.restarts,
             **iteration.metrics,
+            **self.progress.info_means(episodes),
         }
-        run.log(row)
-        return row
+        if episodes:
+            run.log_episodes(episodes)
+        try:
+            self.callbacks.episodes(episodes)
+            self.callbacks.iteration()
+        finally:
+            run.log(self.info.metrics)
 
-    def _episode_statistics(self) -> dict[str, float]:
-        if not self.returns:
-            return {}
-        returns = np.asarray(self.returns)
-        return {
-            "return_mean": float(returns.mean()),
-            "return_min": float(returns.min()),
-            "return_max": float(returns.max()),
-            "length_mean": float(np.mean(self.lengths)),
-        }
-
-    def _seconds(self) -> float:
-        if self.begin is None:
-            return self.seconds_before
-        return self.seconds_before + (self.end or time.perf_counter()) - self.begin
-
-    def _stop_reason(self) -> str:
-        """The name of the first stop rule that is met, or nothing."""
-        return stop_reason(self.config.stop, self.returns, self.learner.steps, self.iteration, self._seconds())
-
-    def _save(self, run: Run) -> None:
+    def _save(self, run: Run, with_replay: bool) -> None:
+        """Write a checkpoint, and the replay buffer so rarely that it takes little of the time."""
+        assert self.pool is not None
         began = time.perf_counter()
         state = self.learner.state()
         weights = {WEIGHTS_PREFIX + name: value for name, value in self.learner.weights().items()}
-        score = float(np.mean(self.returns)) if len(self.returns) == self.returns.maxlen else None
         manifest = {
             "env": self.source.name,
             "algo": self.config.algo,
-            "iteration": self.iteration,
+            "iteration": self.progress.iteration,
             "steps": self.learner.steps,
-            "score": score,
+            "score": self.progress.score,
             "policy": self.prepared.policy,
             "algorithm": state.facts,
-            "trainer": {
-                "episodes": self.episodes, "seconds": self._seconds(), "generation": self.generation,
-                "returns": list(self.returns), "lengths": list(self.lengths),
-            },
-        }  # fmt: skip
+            "trainer": self.progress.state(),
+        }
         files = self.prepared.files
-        run.save({**state.arrays, **weights}, manifest, self.config.checkpoint_keep, files.save if files else None)
+        keep = self.config.checkpoint_keep
+        path = run.save({**state.arrays, **weights}, manifest, keep, files.save if files else None)
+        if with_replay:
+            before = time.monotonic()
+            self.pool.save(run.path / layout.REPLAY)
+            now = time.monotonic()
+            self.replay_due = now + (now - before) / REPLAY_SHARE
         self.seconds["checkpoints"] += time.perf_counter() - began
-
-    def _save_replay(self, run: Run) -> None:
-        """Keep what the pool has gathered, one copy, so rarely that it takes little of the time."""
-        assert self.pool is not None
-        began = time.monotonic()
-        self.pool.save(run.path / layout.REPLAY)
-        now = time.monotonic()
-        self.replay_due = now + (now - began) / REPLAY_SHARE
-        self.seconds["checkpoints"] += now - began
+        self.info.checkpoint_requested = False
+        self.callbacks.checkpoint(path)
 
     def _restore(self, run: Run) -> None:
         """Continue counters, optimiser, schedules, statistics and the learner's random stream from a checkpoint."""
@@ -345,56 +329,34 @@ class Trainer:
         self.learner.restore(State(arrays, checkpoint.manifest["algorithm"]), weights)
         if self.prepared.files is not None:
             self.prepared.files.restore(checkpoint.files)
-        kept = checkpoint.manifest["trainer"]
-        self.iteration, self.episodes = checkpoint.iteration, kept["episodes"]
-        self.seconds_before, self.generation = kept["seconds"], kept["generation"] + 1
-        self.returns.extend(kept["returns"])
-        self.lengths.extend(kept["lengths"])
-        reason = self._stop_reason()
+        self.progress.restore(checkpoint.iteration, checkpoint.manifest["trainer"])
+        reason = self.progress.stop_reason(self.learner.steps)
         if reason:
             how = f"raise it with --stop-{reason}, or give another rule"
             raise FeverError(f"{run.path} has met its stop rule ({reason}) already; {how}")
 
-    def _summary(self, run: Run, reason: str) -> dict[str, Any]:
-        seconds = self._seconds()
-        statistics = self._episode_statistics()
-        return {
+    def _write_summary(self, run: Run, reason: str, **more: Any) -> dict[str, Any]:
+        """Write how the run ended, and return it."""
+        seconds, steps = self.progress.seconds, self.learner.steps
+        statistics = self.progress.statistics()
+        self.info.summary = summary = {
             "run": str(run.path),
             "env": self.source.name,
             "algo": self.config.algo,
             "workers": self.config.workers,
             "envs": self.config.envs,
             "seed": self.config.seed,
-            "iterations": self.iteration,
-            "steps": self.learner.steps,
-            "episodes": self.episodes,
+            "iterations": self.progress.iteration,
+            "steps": steps,
+            "episodes": self.progress.episodes,
             "seconds": round(seconds, 3),
-            "steps_per_second": round(self.learner.steps / seconds, 1) if seconds else 0.0,
+            "steps_per_second": round(steps / seconds, 1) if seconds else 0.0,
             "return_mean": statistics.get("return_mean"),
             "length_mean": statistics.get("length_mean"),
             "stop_reason": reason,
-            "hosts": dict(self.steps_by_host),  # steps by where they were taken, since this process began
+            "hosts": dict(self.progress.steps_by_host),  # steps by where they were taken, since this process began
             "breakdown": {name: round(value, 3) for name, value in self.seconds.items()},
+            **more,
         }
-
-
-def phase_shares(iteration: Iteration, wall: float, workers: int) -> dict[str, float]:
-    """Where an iteration's wall time went, as shares of it: environment, inference, transfer and learning.
-
-    Workers that do not wait for the learner are busy while it is: their shares and its own are of the same time, and
-    what the learner waits for them is its phase "wait".
-    """
-    if not iteration.seconds:  # not known
-        return {}
-    width = max(1, workers)
-    env = sum(report.seconds["env"] for report in iteration.reports) / width
-    busy = sum(report.seconds["total"] for report in iteration.reports) / width
-    spent = iteration.seconds.get
-    waiting = max(0.0, spent("sample", 0.0) - busy) + spent("wait", 0.0)
-    shares = {
-        "time_env": env,
-        "time_inference": busy - env,
-        "time_transfer": spent("transfer", 0.0) + waiting,
-        "time_learn": spent("learn", 0.0),
-    }
-    return {name: round(seconds / wall, 4) for name, seconds in shares.items()}
+        run.write_summary(summary)
+        return summary

@@ -1,9 +1,9 @@
-"""One trial: the runs of its seeds, one after the other, in a thread that pauses at every report.
+"""One trial: the runs of its seeds, one after the other, in a thread that pauses at every report to Ray Tune.
 
-    trials/0007/           the run of the first seed,
-    trials/0007-seed-1/    and of the next one: ordinary run directories
+    trials/0007/           the run of the first seed
+    trials/0007-seed-1/    the run of the next one; both are ordinary run directories
 
-Whatever is there already is gone on with: a run that was cut off from its checkpoint, one that ended counts as it is.
+A run that an interrupted search left behind is resumed from its checkpoint; one that ended is scored and not repeated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fever.errors import FeverError, TrainingError
 from fever.files import read_json, write_atomically
 from fever.runs.facts import facts
 from fever.runs.run import Run
-from fever.training.display import QuietDisplay
+from fever.training.callbacks import Callback, TrainingInfo
 from fever.tune.score import BUDGET, Course, mean_score
 from fever.tune.space import Space
 from fever.tune.store import Folder, Store, read_list
@@ -35,7 +35,6 @@ REPORT_SHARE = 0.01  # of the budget between two reports,
 REPORT_SECONDS = 1.0  # but not longer than this
 SEND_SECONDS = 20.0  # between two times that a trial on another machine sends its files
 PERTURBATIONS = 8  # parts of a trial's budget, at the end of each of which it may be copied or go on from a copy
-COPY_SECONDS = 0.2  # between checkpoints, where there are copies
 ENDED = ("reward", "steps", "iterations", "time")  # stop reasons of a run that needs no more
 HISTORY = (layout.METRICS, layout.EPISODES)  # what a copy of a run has besides a checkpoint
 
@@ -59,8 +58,6 @@ class Plan:
             "runs": str(root / layout.TRIALS),
             "name": run_name(number, self.config.seed + index if index else None),
         }
-        if self.copies:
-            more["checkpoint_seconds"] = min(COPY_SECONDS, self.config.checkpoint_seconds)
         return self.config.model_copy(update=more)
 
 
@@ -69,10 +66,10 @@ def run_name(number: int, seed: int | None = None) -> str:
     return f"{number:04d}" if seed is None else f"{number:04d}-seed-{seed}"
 
 
-class Trial(QuietDisplay):
-    """The work of one trial. `next` lets it go on until its next report; `end` cuts it off.
+class Trial(Callback):
+    """The work of one trial. `next` lets it run until its next report; `end` interrupts it.
 
-    It is the display of its own runs: between two iterations the trainer calls `update`, which waits there.
+    It is a callback of its own runs: it makes the trainer wait between two iterations, from a report until `next`.
     """
 
     def __init__(self, plan: Plan, folder: Folder, source: EnvSource, number: int, settings: dict[str, Any]) -> None:
@@ -83,8 +80,7 @@ class Trial(QuietDisplay):
         self.course: Course | None = None  # of the seed that goes on
         self.reported = self.sent = time.monotonic()
         self.reported_share = 0.0
-        self.parts = 0  # of PERTURBATIONS that have been reported,
-        self.saving = False  # and whether a checkpoint is being made for the next one
+        self.parts = 0  # of PERTURBATIONS that have been reported
         self.stopping = False
         self.reports: queue.Queue[dict[str, Any] | Exception] = queue.Queue()
         self.may_go_on = threading.Semaphore(0)
@@ -144,12 +140,12 @@ class Trial(QuietDisplay):
         self.parts = int(PERTURBATIONS * self.course.share)
         try:
             if run is None:
-                reason = trainer.train(config, self.source, self).stop_reason
+                reason = trainer.train(config, self.source, callbacks=[self]).stop_reason
             elif not reason:
-                reason = trainer.resume(run, config, "last", self.source, self, trust=True).stop_reason
+                reason = trainer.resume(run, config, "last", self.source, callbacks=[self], trust=True).stop_reason
         finally:
             self.folder.send(name)
-        if reason not in ENDED:
+        if reason not in ENDED or self.stopping:
             raise KeyboardInterrupt
         score = self.course.end(reason)
         if score is None:
@@ -192,36 +188,41 @@ class Trial(QuietDisplay):
 
     # what the trainer calls
 
-    def update(self, row: dict[str, Any]) -> None:
-        """Report if it is time to, and wait until it may go on. Called between two iterations, when the state is
-        whole; KeyboardInterrupt makes the trainer save and stop."""
+    def on_iteration(self, info: TrainingInfo) -> None:
+        """Report if it is time to. Where other trials may continue from this one, a checkpoint comes first."""
         course = self.course
         assert course is not None
-        course.add(row)
+        course.add(info.metrics)
         now = time.monotonic()
         due = course.share - self.reported_share >= REPORT_SHARE or now - self.reported >= REPORT_SECONDS
-        if due and course.share < 1 and course.mean is not None and not self._wants_checkpoint(course):
-            self.reported, self.reported_share = now, course.share
-            self.reports.put(self._report())
-            self.may_go_on.acquire()
-        if self.stopping:
-            raise KeyboardInterrupt
+        if due and self._may_report(course):
+            if self.plan.copies and int(PERTURBATIONS * course.share) > self.parts:
+                info.request_checkpoint()
+            else:
+                self._pause(info)
         if self.folder.keeper is not None and now - self.sent >= SEND_SECONDS:
             self.sent = now
             self.folder.send(f"{layout.TRIALS}/{run_name(self.number, self._seed())}")
 
-    def _wants_checkpoint(self, course: Course) -> bool:
-        """Whether the trainer is to save before the next report, because others may go on from there: it does so when
-        the time between checkpoints is over."""
+    def on_checkpoint(self, info: TrainingInfo, path: Path) -> None:
+        course = self.course
+        assert course is not None
         parts = int(PERTURBATIONS * course.share)
-        if not self.plan.copies or parts == self.parts:
-            return False
-        self.saving = not self.saving
-        if self.saving:
-            time.sleep(COPY_SECONDS)
-        else:
+        if self.plan.copies and parts > self.parts and self._may_report(course) and not self.stopping:
             self.parts = parts
-        return self.saving
+            self._pause(info)
+
+    def _may_report(self, course: Course) -> bool:
+        return course.share < 1 and course.mean is not None
+
+    def _pause(self, info: TrainingInfo) -> None:
+        """Report, and wait until the trial may continue or is to stop. Between iterations the state is whole."""
+        assert self.course is not None
+        self.reported, self.reported_share = time.monotonic(), self.course.share
+        self.reports.put(self._report())
+        self.may_go_on.acquire()
+        if self.stopping:
+            info.request_stop("interrupted")
 
     def _seed(self) -> int | None:
         return self.plan.config.seed + len(self.ended) if self.ended else None

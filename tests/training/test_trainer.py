@@ -21,7 +21,7 @@ from fever.errors import ContractError, FeverError, TrainingError
 from fever.runs.run import Run
 from fever.sampling.workers import LocalWorkers
 from fever.signals import Interrupts, uncut
-from fever.training.display import QuietDisplay
+from fever.training.display import Display
 from fever.training.trainer import Trainer, resume
 from tests.environments import TimeLimitEnv
 
@@ -160,7 +160,7 @@ def test_environments_are_closed_when_training_fails(tmp_path: Path, monkeypatch
     assert len(list(folder.iterdir())) == 2
 
 
-class Messages(QuietDisplay):
+class Messages(Display):
     """Keeps what it is told."""
 
     def __init__(self) -> None:
@@ -170,7 +170,7 @@ class Messages(QuietDisplay):
         self.said.append(text)
 
 
-def prepared(folder: Path, display: QuietDisplay) -> Trainer:
+def prepared(folder: Path, display: Display) -> Trainer:
     settings = {name: value for name, value in SMALL.items() if name != "envs"}
     stop = {"iterations": 5}
     config = RunConfig(env="CartPole-v1", envs=2, settings=settings, stop=stop, runs=str(folder), name="a")

@@ -1,0 +1,175 @@
+"""Callbacks: your own code at fixed moments of a training.
+
+    from fever.training.callbacks import Callback, TrainingInfo
+
+    class StopOnPlateau(Callback):
+        def on_start(self, info: TrainingInfo) -> None:
+            self.best, self.best_at = float("-inf"), 0
+
+        def on_iteration(self, info: TrainingInfo) -> dict[str, float]:
+            value = info.metrics.get("return_mean", float("-inf"))
+            if value > self.best:
+                self.best, self.best_at = value, info.iteration
+            if info.iteration - self.best_at >= 50:
+                info.request_stop("plateau")
+            return {"plateau/best": self.best}  # one more metric
+
+    fever.train("CartPole-v1", callbacks=[StopOnPlateau()])
+
+| method | when it is called |
+|---|---|
+| `on_start(info)` | once, when the workers have started and before the first iteration |
+| `on_episode(info, episode)` | for every episode that ended in an iteration, before `on_iteration` |
+| `on_iteration(info)` | after every iteration, before its row is written; returns further metrics, or None |
+| `on_checkpoint(info, path)` | when a checkpoint has been written; `path` is its folder |
+| `on_stop(info)` | once if `on_start` was called, however the training ended; the environments are closed by then |
+
+A run has any number of callbacks. They are called in the order given, in the process of the learner, which waits for
+them; nothing is called per environment step. `episode` is the row that `episodes.jsonl` gets.
+
+Metrics that `on_iteration` returns are added to `info.metrics`, where the next callbacks find them, and are written to
+`metrics.jsonl` and TensorBoard. A name that the row has already is refused; your own prefix ("plateau/") avoids that.
+
+A callback that raises an exception ends the run: it is saved, and the error names the callback. Ctrl-C waits until a
+callback has returned. To act or evaluate with the current policy, use `info.run.checkpoint().policy()` in
+`on_checkpoint`; `info.request_checkpoint()` asks for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fever.errors import TrainingError
+from fever.runs.events import EventWriter
+
+if TYPE_CHECKING:
+    from fever.config import RunConfig
+    from fever.runs.run import Run
+
+HOOKS = ("on_start", "on_episode", "on_iteration", "on_checkpoint", "on_stop")
+
+
+@dataclass
+class TrainingInfo:
+    """What a callback may read, and ask for. Only the trainer changes the fields."""
+
+    config: RunConfig  # complete: every setting, the number of workers, the stop rules
+    run: Run  # the run directory
+    metrics: dict[str, Any] = field(default_factory=dict)  # the latest row; counters alone before the first iteration
+    summary: dict[str, Any] | None = None  # in `on_stop`: the content of summary.json; None if there is none
+    stop_requested: str = ""  # the reason given to `request_stop`
+    checkpoint_requested: bool = False
+
+    @property
+    def iteration(self) -> int:
+        """Training iterations so far."""
+        return self.metrics["iteration"]
+
+    @property
+    def steps(self) -> int:
+        """Environment steps so far, of all workers."""
+        return self.metrics["steps"]
+
+    def request_stop(self, reason: str = "callback") -> None:
+        """Stop the run, saved, when this iteration is over. The reason, one word, becomes the run's `stop_reason`
+        unless a stop rule is met at the same time."""
+        self.stop_requested = reason
+
+    def request_checkpoint(self) -> None:
+        """Write a checkpoint when this iteration is over."""
+        self.checkpoint_requested = True
+
+
+class Callback:
+    """Base class of callbacks; override what you need."""
+
+    def on_start(self, info: TrainingInfo) -> None: ...
+    def on_episode(self, info: TrainingInfo, episode: dict[str, Any]) -> None: ...
+    def on_iteration(self, info: TrainingInfo) -> dict[str, float] | None: ...
+    def on_checkpoint(self, info: TrainingInfo, path: Path) -> None: ...
+    def on_stop(self, info: TrainingInfo) -> None: ...
+
+
+class Callbacks:
+    """Calls the callbacks of one training, skipping methods that they do not override."""
+
+    def __init__(self, callbacks: Sequence[Callback], info: TrainingInfo) -> None:
+        self.info = info
+        self.started = False
+        self.overriding = {
+            hook: [one for one in callbacks if getattr(type(one), hook) is not getattr(Callback, hook)]
+            for hook in HOOKS
+        }
+
+    def start(self) -> None:
+        self.started = True
+        self._call("on_start")
+
+    def episodes(self, rows: list[dict[str, Any]]) -> None:
+        for callback in self.overriding["on_episode"]:
+            for row in rows:
+                _named(callback, "on_episode", self.info, row)
+
+    def iteration(self) -> None:
+        """Call `on_iteration` and add the metrics that it returns."""
+        for callback in self.overriding["on_iteration"]:
+            for name, value in (_named(callback, "on_iteration", self.info) or {}).items():
+                if name in self.info.metrics:
+                    raise TrainingError(f"{_name(callback)} returned the metric {name}, which the row has already")
+                try:
+                    self.info.metrics[name] = float(value)
+                except (TypeError, ValueError):
+                    what = f"returned {name}={value!r} as a metric, which is not a number"
+                    raise TrainingError(f"{_name(callback)} {what}") from None
+
+    def checkpoint(self, path: Path) -> None:
+        self._call("on_checkpoint", path)
+
+    def stop(self) -> None:
+        """Call `on_stop` of all, also if one of them fails; the first error is raised."""
+        if self.started:
+            self._call("on_stop")
+
+    def _call(self, hook: str, *more: Any) -> None:
+        errors = []
+        for callback in self.overriding[hook]:
+            try:
+                _named(callback, hook, self.info, *more)
+            except Exception as error:  # noqa: BLE001 - raised below
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+
+def _named(callback: Callback, hook: str, *arguments: Any) -> Any:
+    """Call one method; the error of a callback that is not fever's own names it."""
+    try:
+        return getattr(callback, hook)(*arguments)
+    except Exception as error:
+        if type(callback).__module__.startswith("fever."):
+            raise
+        what = f"{type(error).__name__}: {error}"
+        raise TrainingError(f"{_name(callback)} failed in {hook}: {what}") from error
+
+
+def _name(callback: Callback) -> str:
+    return f"the callback {type(callback).__module__}:{type(callback).__qualname__}"
+
+
+class TensorBoard(Callback):
+    """Writes every row of metrics as TensorBoard's events; lists such as `epsilons` are left out."""
+
+    writer: EventWriter | None = None  # opened with the first row
+
+    def on_iteration(self, info: TrainingInfo) -> None:
+        row = info.metrics
+        scalars = {name: value for name, value in row.items() if isinstance(value, (int, float)) and name != "steps"}
+        self.writer = self.writer or EventWriter(info.run.path)
+        self.writer.write(info.steps, scalars)
+
+    def on_stop(self, info: TrainingInfo) -> None:
+        if self.writer is not None:
+            self.writer.close()

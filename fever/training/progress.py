@@ -1,0 +1,137 @@
+"""How far a run is: counters, statistics of its episodes, stop rules, and where its time goes."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fever.config import Stop
+from fever.runs.checkpoint import stop_reason
+
+if TYPE_CHECKING:
+    from fever.algos.base import Iteration
+
+INFO_PREFIX = "info/"  # before the names of metrics that environments report
+MOST_INFO_NAMES = 32  # of them become metrics; all are in episodes.jsonl
+
+
+class Progress:
+    """Counters and statistics of one run; a resumed run continues them."""
+
+    def __init__(self, stop: Stop) -> None:
+        self.stop = stop
+        self.iteration = self.episodes = 0
+        self.generation = 0  # how often the run was resumed
+        self.returns: deque[float] = deque(maxlen=stop.window)
+        self.lengths: deque[int] = deque(maxlen=stop.window)
+        self.info_names: set[str] = set()
+        self.steps_by_host: Counter[str] = Counter()  # since this process began
+        self.seconds_before = 0.0  # of training, in the processes that this one continues
+        self.begin: float | None = None  # when the loop began,
+        self.end: float | None = None  # and when it ended
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training so far, of all processes that trained the run."""
+        if self.begin is None:
+            return self.seconds_before
+        return self.seconds_before + (self.end or time.perf_counter()) - self.begin
+
+    def counters(self, steps: int) -> dict[str, Any]:
+        """The columns that every row of metrics begins with."""
+        return {
+            "iteration": self.iteration,
+            "steps": steps,
+            "episodes": self.episodes,
+            "seconds": round(self.seconds, 4),
+        }
+
+    def count(self, iteration: Iteration, steps: int) -> list[dict[str, Any]]:
+        """Count an iteration, after which the run has this many steps; returns a row for each of its episodes."""
+        self.iteration += 1
+        rows = []
+        for report in iteration.reports:
+            self.steps_by_host[report.host] += report.steps
+            for episode in report.episodes:
+                self.episodes += 1
+                if episode.counts:
+                    self.returns.append(episode.total_reward)
+                    self.lengths.append(episode.length)
+                rows.append({
+                    "episode": self.episodes, "steps": steps, "return": episode.total_reward,
+                    "length": episode.length, "worker": report.worker_index, "env": episode.env_index,
+                    "info": episode.info,
+                })  # fmt: skip
+        return rows
+
+    def statistics(self) -> dict[str, float]:
+        """Returns and lengths of the last `stop.window` episodes; empty before the first one ended."""
+        if not self.returns:
+            return {}
+        returns = np.asarray(self.returns)
+        return {
+            "return_mean": float(returns.mean()),
+            "return_min": float(returns.min()),
+            "return_max": float(returns.max()),
+            "length_mean": float(np.mean(self.lengths)),
+        }
+
+    def info_means(self, episodes: list[dict[str, Any]]) -> dict[str, float]:
+        """The means of what environments reported in the last `info` of these episodes, as metrics."""
+        values: dict[str, list[float]] = {}
+        for episode in episodes:
+            for name, value in episode["info"].items():
+                values.setdefault(name, []).append(value)
+        new = [name for name in values if name not in self.info_names]
+        self.info_names.update(new[: MOST_INFO_NAMES - len(self.info_names)])
+        return {INFO_PREFIX + name: float(np.mean(values[name])) for name in values if name in self.info_names}
+
+    @property
+    def score(self) -> float | None:
+        """The mean return of a full window of episodes, by which the best checkpoint is chosen; None before that."""
+        return float(np.mean(self.returns)) if len(self.returns) == self.returns.maxlen else None
+
+    def stop_reason(self, steps: int) -> str:
+        """The name of the first stop rule that is met, or nothing."""
+        return stop_reason(self.stop, self.returns, steps, self.iteration, self.seconds)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps besides the iteration."""
+        return {
+            "episodes": self.episodes, "seconds": self.seconds, "generation": self.generation,
+            "returns": list(self.returns), "lengths": list(self.lengths),
+        }  # fmt: skip
+
+    def restore(self, iteration: int, state: dict[str, Any]) -> None:
+        """Continue from a checkpoint."""
+        self.iteration, self.episodes = iteration, state["episodes"]
+        self.seconds_before, self.generation = state["seconds"], state["generation"] + 1
+        self.returns.extend(state["returns"])
+        self.lengths.extend(state["lengths"])
+
+
+def phase_shares(iteration: Iteration, wall: float, workers: int) -> dict[str, float]:
+    """Where the `wall` seconds of an iteration went: shares of environment, inference, transfer and learning.
+
+    Shares of workers are means over them. Where workers do not wait for the learner, they are busy while it is: their
+    two shares and the learner's two are of the same time, and each pair is at most 1. What such a worker reports may
+    have been made before the iteration began; then it was busy all the time, and the shares are scaled to that.
+    """
+    if not iteration.seconds:  # not known
+        return {}
+    width = max(1, workers)
+    env = sum(report.seconds["env"] for report in iteration.reports) / width
+    busy = sum(report.seconds["total"] for report in iteration.reports) / width
+    spent = iteration.seconds.get
+    waiting = max(0.0, spent("sample", 0.0) - busy) + spent("wait", 0.0)
+    scale = min(1.0, wall / busy) if busy else 1.0
+    shares = {
+        "time_env": env * scale,
+        "time_inference": (busy - env) * scale,
+        "time_transfer": spent("transfer", 0.0) + waiting,
+        "time_learn": spent("learn", 0.0),
+    }
+    return {name: round(seconds / wall, 4) for name, seconds in shares.items()}
