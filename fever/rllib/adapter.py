@@ -1,7 +1,7 @@
-"""Any RLlib algorithm as a learner of fever's: the trainer counts, logs, saves and stops as for its own.
+"""Any RLlib algorithm as a `Learner`, so that the trainer logs, saves and stops as with fever's own algorithms.
 
-One round of the loop is one call of RLlib's `train`. RLlib samples, learns and replaces dead runners by itself; a
-callback brings every episode's return along with RLlib's own metrics.
+One iteration is one call of RLlib's `Algorithm.train()`. RLlib samples, learns and replaces dead env runners itself. A
+callback adds the return of every episode to RLlib's result.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from fever.envs.source import EnvContext, EnvSource
 from fever.envs.worker_count import choose_workers
 from fever.errors import FeverError, TrainingError
 from fever.rllib.catalogue import require_rllib, silence
-from fever.rllib.environment import MakeEnv, Spaces, called_as_by_rllib, look_at
+from fever.rllib.environment import MakeEnv, Spaces, probe_spaces, with_env_config
 from fever.rllib.metrics import (
     NO_SECONDS,
     episodes_of,
     learner_metrics,
-    note_episode,
+    log_episode,
     phases_of,
     reports_of,
     sampled_steps,
@@ -45,18 +45,18 @@ from fever.sampling.spec import Report
 from fever.training.logs import errors_to
 from fever.training.setup import SMALL_WIDTH, Prepared
 
-DATA_CORES = 4  # that Ray Data asks for to read and prepare what is learned from offline; with fewer it waits for ever
-SEEDS_APART = 100_000  # seeds of a run that was resumed are this far from those before
+DATA_CORES = 4  # that Ray Data needs to read and prepare offline data; with fewer it waits for ever
+SEED_STRIDE = 100_000  # added to the seed each time a run is resumed
 
 
 def prepare_rllib(config: RunConfig, source: EnvSource, say: Callable[[str], None]) -> Prepared:
-    """Find the algorithm, look at the environment, and let RLlib judge the configuration."""
+    """Find the algorithm, make the environment once, and let RLlib validate the configuration."""
     require_rllib()
     config, notes = split_settings(config)
     for note in notes:
         say(note)
     with tempfile.TemporaryDirectory(prefix="fever-") as folder:
-        spaces = look_at(source, Path(folder))
+        spaces = probe_spaces(source, Path(folder))
     config = with_defaults(config).model_copy(
         update={"env": source.name, "stop": config.stop.or_default(source.reward_threshold)}
     )
@@ -66,19 +66,19 @@ def prepare_rllib(config: RunConfig, source: EnvSource, say: Callable[[str], Non
         config = config.model_copy(update={"workers": workers})
     learner = RllibLearner(config, source, spaces)
     policy = {"rllib": config.algo, "observation": spaces.observation, "action": spaces.action}
-    made = called_as_by_rllib(source)
+    made = with_env_config(source)
     return Prepared(config, learner, policy, made, on_ray=True, uncut=True, files=RllibFiles(learner))
 
 
 def with_defaults(config: RunConfig) -> RunConfig:
-    """The same with RLlib's own numbers of workers and environments where none are given."""
+    """The configuration with RLlib's default numbers of workers and environments where none are given."""
     defaults = default_config(config.algo)
     missing = [field for field in ("workers", "envs") if getattr(config, field) is None]
     return config.model_copy(update={field: getattr(defaults, SETTING_OF_FIELD[field]) or 0 for field in missing})
 
 
 def rllib_config(config: RunConfig, spaces: Spaces, env: str) -> Any:
-    """RLlib's configuration of a run, whose environment is registered under a name."""
+    """RLlib's `AlgorithmConfig` for a run whose environment is registered under the name `env`."""
     filled = fill(default_config(config.algo), config.settings, config.algo, spaces)
     workers = config.workers if isinstance(config.workers, int) else 0
     with silence():
@@ -91,29 +91,29 @@ def rllib_config(config: RunConfig, spaces: Spaces, env: str) -> Any:
         filled.debugging(seed=config.seed)
         ends = filled.callbacks_on_episode_end
         others = [] if ends is None else ends if isinstance(ends, list) else [ends]
-        filled.callbacks(on_episode_end=[*others, note_episode])
+        filled.callbacks(on_episode_end=[*others, log_episode])
         if config.device == "gpu" and not filled.num_gpus_per_learner:
             filled.learners(num_gpus_per_learner=1)
-        if filled.is_offline and filled.evaluation_interval is None:  # it would never meet the environment
+        if filled.is_offline and filled.evaluation_interval is None:  # otherwise there would be no episodes
             filled.evaluation(evaluation_interval=1)
     return filled
 
 
 class RllibLearner:
-    """One of RLlib's algorithms."""
+    """One of RLlib's algorithms, built when the trainer starts it."""
 
     def __init__(self, config: RunConfig, source: EnvSource, spaces: Spaces) -> None:
         self.config, self.source, self.spaces = config, source, spaces
         self.steps = 0
-        self.name = f"fever-{uuid.uuid4().hex}"  # of the environment, in a Ray that may have others
+        self.name = f"fever-{uuid.uuid4().hex}"  # of the registered environment, unique in a shared Ray
         self.rllib = validated(rllib_config(config, spaces, self.name), config.algo)
         self.algorithm: Any = None
-        self.checkpoint: Path | None = None  # RLlib's, to go on from
+        self.checkpoint: Path | None = None  # RLlib's own, to resume from
         self.host = socket.gethostname()
-        self.counted = 0  # steps by RLlib's count, which may begin anew when a run is resumed
+        self.counted = 0  # steps by RLlib's count, which may restart at 0 when a run is resumed
 
     def start(self, place: Place) -> RllibPool:
-        """Build RLlib's algorithm with its runners of environments."""
+        """Build RLlib's algorithm with its env runners, and restore its checkpoint if there is one."""
         from ray.tune.registry import register_env
 
         cluster = connect(math.ceil(self._cores()))
@@ -123,18 +123,18 @@ class RllibLearner:
             cluster.require_cores(self.config.algo, self.bundles()[1:])
             limit_torch_threads(self.rllib, self.spaces)
             register_env(self.name, MakeEnv(self.source, place.workdir, search_path()))
-            self.rllib.debugging(seed=self.config.seed + place.generation * SEEDS_APART)
-            with errors_to(place.workdir.parent / layout.LOG):  # Ray's C++ part has remarks
+            self.rllib.debugging(seed=self.config.seed + place.generation * SEED_STRIDE)
+            with errors_to(place.workdir.parent / layout.LOG):  # Ray's C++ code writes to stderr
                 self.algorithm = self._build()
                 if self.checkpoint is not None:
-                    self._go_on(self.checkpoint)
+                    self._restore(self.checkpoint)
         except BaseException:
             cluster.leave()
             raise
         return RllibPool(self.algorithm, self.rllib.num_env_runners, cluster)
 
     def _fit_gpus(self, cluster: Cluster) -> None:
-        """Learn on CPUs where there is no GPU, unless one was insisted on: one learner with the batches of all."""
+        """Without a GPU, use one learner on the CPU with the batches of all; raise FeverError for `--device gpu`."""
         rllib, learners = self.rllib, self.rllib.num_learners
         if self.config.device == "gpu":
             cluster.require_gpus(rllib.num_gpus_per_learner * max(1, learners))
@@ -146,18 +146,18 @@ class RllibLearner:
             rllib.learners(num_gpus_per_learner=0, num_learners=0)
             rllib.training(**whole)
 
-    def _go_on(self, checkpoint: Path) -> None:
-        """Read RLlib's own checkpoint; replay buffers are not in it and begin anew."""
+    def _restore(self, checkpoint: Path) -> None:
+        """Read RLlib's own checkpoint. It does not hold replay buffers: they start empty."""
         try:
             self.algorithm.restore_from_path(str(checkpoint.resolve()))
         except Exception as error:
             self.algorithm.stop()
             logging.exception("RLlib could not read its checkpoint")
-            raise FeverError(f"RLlib cannot go on from {checkpoint}: {first_sentence(root_cause(error))}") from error
+            raise FeverError(f"RLlib cannot resume from {checkpoint}: {first_sentence(root_cause(error))}") from error
         self.counted = self._counted()
 
     def _counted(self) -> int:
-        """Steps by RLlib's count, after it has read a checkpoint."""
+        """RLlib's count of steps after it has restored a checkpoint."""
         key = (
             ("learners", "__all_modules__", "num_env_steps_trained_lifetime")
             if self.rllib.is_offline
@@ -180,11 +180,11 @@ class RllibLearner:
             raise FeverError(f"RLlib cannot build {what}: {first_sentence(cause)}") from error
 
     def _cores(self) -> float:
-        """That RLlib's processes ask Ray for, besides the one that drives."""
+        """Cores that RLlib's processes ask Ray for, without this process."""
         return sum(bundle.get("CPU", 0.0) for bundle in self.bundles()[1:])
 
     def bundles(self) -> list[dict[str, float]]:
-        """What RLlib's processes ask Ray for, the one that drives first."""
+        """Ray resources of each of RLlib's processes, this process first."""
         with silence():
             asked = self.rllib.algo_class.default_resource_request(self.rllib.copy(copy_frozen=False)).bundles
         return [dict(bundle) for bundle in asked] + ([{"CPU": 1.0}] * DATA_CORES if self.rllib.is_offline else [])
@@ -196,7 +196,7 @@ class RllibLearner:
             yield self._iteration(result, pool, perf_counter() - began)
 
     def _train(self) -> dict[str, Any]:
-        """One iteration of RLlib's; what goes wrong there becomes one sentence, the rest is in the log."""
+        """One iteration of RLlib's. An error becomes one sentence; its traceback goes to the log."""
         try:
             return self.algorithm.train()
         except Exception as error:
@@ -210,7 +210,7 @@ class RllibLearner:
             raise TrainingError(f"RLlib failed, see log.txt in the run: {kind}: {first_sentence(cause)}") from error
 
     def _iteration(self, result: dict[str, Any], pool: RllibPool, wall: float) -> Iteration:
-        """What one of RLlib's results says, in fever's words."""
+        """An `Iteration` from a result of RLlib's that took `wall` seconds."""
         counted = sampled_steps(result, self.rllib.is_offline)
         taken = counted - self.counted
         self.counted, self.steps = counted, self.steps + taken
@@ -222,7 +222,7 @@ class RllibLearner:
         return Iteration(reports, learner_metrics(result), phases)
 
     def weights(self) -> dict[str, np.ndarray]:
-        """Of every policy, as they are needed to act."""
+        """What acting needs of every policy, as `POLICY/PARAMETER`."""
         part = self.algorithm.learner_group.get_state(components="learner/rl_module", inference_only=True)
         policies = part["learner"]["rl_module"]
         return {
@@ -230,7 +230,7 @@ class RllibLearner:
         }
 
     def state(self) -> State:
-        """Counters, and what the connectors around the policies have learned; the rest is in RLlib's own files."""
+        """The step count and the connectors' states; the rest is in RLlib's own checkpoint, see `RllibFiles`."""
         arrays: dict[str, np.ndarray] = {}
         try:
             connectors = pack(connector_states(self.algorithm), arrays, "connectors/")
@@ -256,14 +256,14 @@ class RllibFiles:
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """What began it all, perhaps in another process."""
+    """The first exception in a chain of causes, which may be from another process."""
     while (deeper := getattr(error, "cause", None) or error.__cause__) is not None:
         error = deeper
     return error
 
 
 def connector_states(algorithm: Any) -> dict[str, Any]:
-    """What the connectors on both sides of the policies have learned."""
+    """The states of the connector pipelines before and after the policies."""
     runner = algorithm.env_runner
     pairs = {
         "env_to_module": getattr(runner, "_env_to_module", None) or algorithm.env_to_module_connector,
@@ -273,7 +273,7 @@ def connector_states(algorithm: Any) -> dict[str, Any]:
 
 
 class RllibPool(Pool):
-    """RLlib's processes, which it looks after itself."""
+    """RLlib's env runners, which RLlib supervises itself."""
 
     def __init__(self, algorithm: Any, count: int, cluster: Cluster) -> None:
         self.algorithm, self.count, self.cluster = algorithm, count, cluster
@@ -287,7 +287,7 @@ class RllibPool(Pool):
 
 
 def limit_torch_threads(rllib: Any, spaces: Spaces) -> None:
-    """One thread where the network is small: handing such pieces around costs PyTorch several times what it saves."""
+    """Use one PyTorch thread for small networks: splitting such small operations costs more than it saves."""
     import torch
 
     parts = [rllib.model_config.get(name) for name in ("fcnet_hiddens", "head_fcnet_hiddens")]
@@ -297,26 +297,26 @@ def limit_torch_threads(rllib: Any, spaces: Spaces) -> None:
 
 
 def _all_workers(config: RunConfig, source: EnvSource, spaces: Spaces) -> tuple[int, str]:
-    """How many workers `auto` or `all` means here, and why."""
+    """The number of workers that `auto` or `all` stands for, and the reason."""
     cores = cores_in_reach()
     others = RllibLearner(config.model_copy(update={"workers": 0}), source, spaces)._cores()
     left = max(1, cores - math.ceil(others))
     if config.workers == "auto" and not spaces.agents:
         with tempfile.TemporaryDirectory(prefix="fever-") as folder:
-            envs = make_envs(called_as_by_rllib(source), 1, EnvContext(workdir=Path(folder)))
+            envs = make_envs(with_env_config(source), 1, EnvContext(workdir=Path(folder)))
             try:
                 return choose_workers(envs, left)
             finally:
                 envs.close()
-    return left, f"one for each of {cores} cores" + (f" but {others:g} for RLlib's other processes" if others else "")
+    return left, f"one for each of {cores} cores" + (f" minus {others:g} for RLlib's other processes" if others else "")
 
 
 def bundles_of(config: RunConfig, source: EnvSource) -> list[dict[str, float]]:
-    """What a run of RLlib's asks Ray for, its own process first; for whoever has to set that aside."""
+    """Ray resources that a run needs for each of its processes, the one that calls the trainer first."""
     require_rllib()
     config = with_defaults(split_settings(config)[0])
     if not isinstance(config.workers, int):
         config = config.model_copy(update={"workers": 0})
     with tempfile.TemporaryDirectory(prefix="fever-") as folder:
-        first, *others = RllibLearner(config, source, look_at(source, Path(folder))).bundles()
+        first, *others = RllibLearner(config, source, probe_spaces(source, Path(folder))).bundles()
     return [{**first, "CPU": max(1.0, first.get("CPU", 0.0))}, *others]

@@ -30,7 +30,7 @@ def require_rllib() -> None:
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Keep what RLlib says to itself: where it matters, it says it again when there is a log to write it to."""
+    """Discard log records and warnings of RLlib. Those that matter come again when a run has a log file."""
     root = logging.getLogger()
     before, root.handlers = root.handlers, [logging.NullHandler()]
     try:
@@ -42,7 +42,7 @@ def silence() -> Iterator[None]:
 
 
 def find_class(algo: str) -> Any:
-    """The algorithm's class: RLlib's own by its name, anybody's by module and name."""
+    """The class of `rllib:NAME`, which is RLlib's own, or of `rllib:module:Name`. Raises FeverError."""
     require_rllib()
     from ray.rllib.algorithms.algorithm import Algorithm
 
@@ -50,7 +50,7 @@ def find_class(algo: str) -> Any:
 
     module, _, name = without_prefix(algo).rpartition(":")
     with silence():
-        found: Any = import_attribute(module, name) if module else _own(name)
+        found: Any = import_attribute(module, name) if module else _rllib_class(name)
     if not (inspect.isclass(found) and issubclass(found, Algorithm)):
         raise FeverError(f"{module}:{name} is not a subclass of RLlib's Algorithm")
     return found
@@ -62,8 +62,8 @@ def names() -> list[str]:
     return [f"rllib:{name}" for package in _packages() for name in _algorithms(package)]
 
 
-def _own(name: str) -> Any:
-    """By the package that is named like the class: one import, not all of them."""
+def _rllib_class(name: str) -> Any:
+    """RLlib's class of this name. Its package has the same name in lower case, so only one package is imported."""
     for package in _packages():
         if package == name.lower() and name in (found := _algorithms(package)):
             return found[name]
@@ -81,7 +81,7 @@ def _packages() -> list[str]:
 
 
 def _algorithms(package: str) -> dict[str, Any]:
-    """The algorithms that a package of RLlib's defines, by name."""
+    """The algorithms that one of RLlib's packages defines, by name."""
     from ray.rllib.algorithms.algorithm import Algorithm
 
     with silence():

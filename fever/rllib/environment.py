@@ -1,4 +1,4 @@
-"""Environments for RLlib: the same names, classes and factories as everywhere, with one agent or several."""
+"""Makes environments for RLlib, with one agent or several, from the same names, classes and factories as fever's."""
 
 from __future__ import annotations
 
@@ -17,55 +17,55 @@ from fever.envs.contract import describe_space
 from fever.envs.source import EnvContext, EnvSource, is_vector_class, make_env
 from fever.errors import FeverError
 
-MADE = itertools.count()  # environments in this process, for their folders
-CONFIG = ("env_config", "config")  # what RLlib's documentation calls the one argument of a constructor
-SCALARS = ("bool", "int", "float", "str")  # annotations of what is no mapping
-CONTEXT = ("worker_index", "env_index", "workdir")  # which fever gives to constructors that name them
+MADE = itertools.count()  # numbers the environments of this process, for their folders
+CONFIG = ("env_config", "config")  # names that RLlib's documentation gives the one argument of a constructor
+SCALARS = ("bool", "int", "float", "str")  # annotations of parameters that take no mapping
+CONTEXT = ("worker_index", "env_index", "workdir")  # passed by fever to constructors that have these parameters
 
 
 @dataclass(frozen=True)
 class Spaces:
-    """What an environment takes and gives."""
+    """The spaces of an environment."""
 
-    observation: Any  # as text, by agent if there are several
+    observation: Any  # as text; a mapping from agents to texts if there are several agents
     action: Any
-    agents: list[Any]  # of an environment with several, empty for one
-    image: bool
-    flattened: list[Any]  # agents whose observations RLlib's networks take as vectors only; None is the only agent
+    agents: list[Any]  # ids of the agents; empty for an environment with a single agent
+    image: bool  # whether observations are images
+    flattened: list[Any]  # agents whose observations have to be flattened; [None] for a single agent
 
 
 class MakeEnv:
-    """Makes an environment in any process of RLlib's, as RLlib calls it: with the context of a runner."""
+    """Makes one environment in a process of RLlib's, which calls it with the env runner's context."""
 
     def __init__(self, source: EnvSource, workdir: Path, places: list[str], render: bool = False) -> None:
         import ray.cloudpickle
 
-        self.packed = ray.cloudpickle.dumps(source)  # may be a class of the main program
+        self.packed = ray.cloudpickle.dumps(source)  # by value: it may be a class of the main program
         self.workdir, self.places, self.render = workdir, places, render
 
     def __call__(self, context: Any) -> gym.Env:
         import ray.cloudpickle
 
         sys.path.extend(path for path in self.places if path not in sys.path)
-        runner = max(0, context.worker_index - 1)  # RLlib counts from 1 where there are several,
-        folder = self.workdir / f"process-{os.getpid()}"  # and again for those that evaluate
+        runner = max(0, context.worker_index - 1)  # RLlib counts remote runners from 1,
+        folder = self.workdir / f"process-{os.getpid()}"  # and evaluation runners from 1 again
         where = EnvContext(runner, folder, "rgb_array" if self.render else None)
         return make_one(ray.cloudpickle.loads(self.packed), where, next(MADE))
 
 
 def make_one(source: EnvSource, context: EnvContext, index: int = 0) -> gym.Env:
-    """One environment as RLlib's networks want it: images of Atari games with channels last, between 0 and 1."""
+    """One environment. Atari images become float32 in [0, 1] with channels last, as RLlib's networks expect."""
     factory, _ = source.resolve()
     if is_vector_class(factory):
-        raise FeverError(f"{source.name} is many environments in one; RLlib's runners need one, or a factory of it")
-    env = make_env(called_as_by_rllib(source, context, index), context, index)
+        raise FeverError(f"{source.name} is a vector environment; RLlib needs a single one, or a factory of one")
+    env = make_env(with_env_config(source, context, index), context, index)
     if source.name.startswith("ALE/") and len(env.observation_space.shape or ()) == 3:
         return Frames(env)
     return env
 
 
-def called_as_by_rllib(source: EnvSource, context: EnvContext | None = None, index: int = 0) -> EnvSource:
-    """The same with all its arguments as one mapping, if its constructor is of RLlib's kind: `__init__(env_config)`."""
+def with_env_config(source: EnvSource, context: EnvContext | None = None, index: int = 0) -> EnvSource:
+    """The environment with its arguments as one mapping, if its constructor takes one as RLlib's do: `env_config`."""
     from ray.rllib.env.env_context import EnvContext as Mapping
 
     factory, _ = source.resolve()
@@ -76,8 +76,10 @@ def called_as_by_rllib(source: EnvSource, context: EnvContext | None = None, ind
 
 
 def _mapping_parameter(constructor: Any, given: dict[str, Any]) -> str | None:
-    """The parameter that takes all that is given as one mapping: the only one that has to be there, if nothing is given
-    by its name; or one with RLlib's name for it."""
+    """The parameter that takes all arguments as one mapping, or None.
+
+    It is the only required parameter, if no argument has a parameter's name; or else one that has a name of CONFIG.
+    """
     try:
         parameters = inspect.signature(constructor).parameters
     except (TypeError, ValueError):  # written in C
@@ -96,8 +98,8 @@ def _mapping_parameter(constructor: Any, given: dict[str, Any]) -> str | None:
     return next((name for name in CONFIG if name in free and (free[name] or strange)), None)
 
 
-def look_at(source: EnvSource, workdir: Path) -> Spaces:
-    """Make an environment once and reset it, to learn its spaces and to hear what is wrong with it."""
+def probe_spaces(source: EnvSource, workdir: Path) -> Spaces:
+    """Make an environment once, reset it and return its spaces. Raises FeverError if it cannot be used."""
     from ray.rllib.env.multi_agent_env import MultiAgentEnv
 
     env: Any = make_one(source, EnvContext(workdir=workdir))
@@ -105,7 +107,7 @@ def look_at(source: EnvSource, workdir: Path) -> Spaces:
         if isinstance(env.unwrapped, MultiAgentEnv) or isinstance(env, MultiAgentEnv):
             agents = list(getattr(env, "possible_agents", None) or getattr(env, "agents", None) or [])
             if not agents:
-                raise FeverError(f"{source.name} has several agents but no possible_agents that names them")
+                raise FeverError(f"{source.name} has several agents; list their ids in its attribute possible_agents")
             env.reset(seed=0)
             observations, actions = env.observation_spaces or {}, env.action_spaces or {}
             given = {one: observations.get(one, env.observation_space) for one in agents}
@@ -114,7 +116,7 @@ def look_at(source: EnvSource, workdir: Path) -> Spaces:
             return Spaces({str(one): repr(space) for one, space in given.items()}, taken, agents, False, flattened)
         for name, space in (("observation", env.observation_space), ("action", env.action_space)):
             if not isinstance(space, gym.Space):
-                raise FeverError(f"{source.name} has no {name} space: {space!r} is none of Gymnasium's")
+                raise FeverError(f"{source.name} has no {name} space of Gymnasium's, but {space!r}")
         env.reset(seed=0)
         image = len(env.observation_space.shape or ()) == 3
         flattened = [] if is_plain(env.observation_space) else [None]
@@ -124,12 +126,12 @@ def look_at(source: EnvSource, workdir: Path) -> Spaces:
 
 
 def is_plain(space: Any) -> bool:
-    """Whether RLlib's networks take such observations as they are: vectors and images."""
+    """Whether RLlib's networks take observations of this space directly: vectors and images."""
     return isinstance(space, gym.spaces.Box) and len(space.shape) in (1, 3)
 
 
 class Frames(gym.ObservationWrapper):
-    """uint8 `[stack, H, W]`, or in colour `[H, W, C]`, to float32 with channels last between 0 and 1."""
+    """Observations uint8 `[stack, H, W]` or `[H, W, 3]` to float32 `[H, W, channels]` in [0, 1]."""
 
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)

@@ -1,4 +1,4 @@
-"""RLlib's results in fever's words: episodes, steps, phases, and the learner's metrics."""
+"""Translates RLlib's results: episodes, steps, seconds by phase, and the learner's metrics."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 from fever.sampling.runner import scalars
 from fever.sampling.spec import Episode, Report
 
-EPISODES = "fever_episodes"  # RLlib's name for what `note_episode` logs
+EPISODES = "fever_episodes"  # the metric of RLlib's that `log_episode` writes
 NO_SECONDS = {"env": 0.0, "total": 0.0}
-RENAMED = {  # RLlib's name of a metric -> fever's, where it is the same thing
+RENAMED = {  # RLlib's name of a metric -> fever's name for the same metric
     "vf_loss": "value_loss",
     "total_loss": "loss",
     "mean_kl_loss": "kl",
@@ -23,11 +23,11 @@ RENAMED = {  # RLlib's name of a metric -> fever's, where it is the same thing
     "td_error_mean": "td_error",
     "alpha_value": "temperature",
 }
-COUNTERS = ("num_", "weights_seq_no", "module_train_batch_size_mean", "diff_num_grad_updates")  # not worth a curve
+COUNTERS = ("num_", "weights_seq_no", "module_train_batch_size_mean", "diff_num_grad_updates")  # not shown as metrics
 
 
-def note_episode(*, episode: Any, env_runner: Any, metrics_logger: Any, env_index: int = 0, **more: Any) -> None:
-    """A callback of RLlib's at the end of an episode: log its return and length, of all its pieces together."""
+def log_episode(*, episode: Any, env_runner: Any, metrics_logger: Any, env_index: int = 0, **more: Any) -> None:
+    """RLlib's callback at the end of an episode: log return and length, summed over the chunks of the episode."""
     pieces = [episode, *(more.get("prev_episode_chunks") or ())]
     total = float(sum(piece.get_return() for piece in pieces))
     length = int(sum(piece.env_steps() for piece in pieces))
@@ -38,15 +38,17 @@ def note_episode(*, episode: Any, env_runner: Any, metrics_logger: Any, env_inde
 
 
 def episodes_of(result: dict[str, Any]) -> Iterator[tuple[int, str, Episode]]:
-    """Worker, host and what happened, of every episode that ended."""
+    """(worker index, host, episode) of every episode that ended."""
     rows = result.get("env_runners", {}).get(EPISODES)
-    for total, length, worker, host, env_index, info in rows if isinstance(rows, list) else ():  # NaN: none ended
+    for total, length, worker, host, env_index, info in rows if isinstance(rows, list) else ():  # NaN if none ended
         yield worker, host, Episode(total, length, env_index, info)
 
 
 def reports_of(steps: int, episodes: Iterator[tuple[int, str, Episode]]) -> list[Report]:
-    """One report for every runner that finished an episode. RLlib does not say who took how many of the steps: they are
-    divided as the episodes' lengths are."""
+    """One report for every env runner that finished an episode.
+
+    RLlib does not report steps by runner, so they are divided in proportion to the lengths of the runner's episodes.
+    """
     reports: dict[tuple[int, str], Report] = {}
     for worker, host, episode in episodes:
         report = reports.setdefault((worker, host), Report(0, [], worker, 0, dict(NO_SECONDS), host))
@@ -61,7 +63,7 @@ def reports_of(steps: int, episodes: Iterator[tuple[int, str, Episode]]) -> list
 
 
 def sampled_steps(result: dict[str, Any], offline: bool) -> int:
-    """Environment steps so far by RLlib's count; for offline learning, the steps in its data that were learned from."""
+    """Environment steps so far by RLlib's count; for offline algorithms, the steps of the data learned from."""
     if offline:
         learned = result.get("learners", {}).get("__all_modules__", {})
         return int(_number(learned.get("num_env_steps_trained_lifetime")) or 0)
@@ -69,9 +71,9 @@ def sampled_steps(result: dict[str, Any], offline: bool) -> int:
 
 
 def phases_of(result: dict[str, Any], wall: float) -> dict[str, float]:
-    """Seconds of an iteration by phase, and in "env" of those sampling; empty where RLlib does not say.
+    """Seconds of an iteration by phase; "env" is the part of "sample" in environments. Empty if RLlib reports none.
 
-    RLlib's timers are running means, so the shares are smooth over many iterations.
+    RLlib's timers are running means, so the shares change slowly.
     """
     timers, runners = result.get("timers", {}), result.get("env_runners", {})
     whole, sample = _number(timers.get("training_iteration")), _number(timers.get("env_runner_sampling_timer"))
@@ -94,7 +96,7 @@ def phases_of(result: dict[str, Any], wall: float) -> dict[str, float]:
 
 
 def learner_metrics(result: dict[str, Any]) -> dict[str, float]:
-    """What the learner says of every policy; with several policies their names go before the metrics'."""
+    """The learner's metrics of every policy, as `POLICY/METRIC` if there are several, and of evaluation."""
     modules = {name: rows for name, rows in result.get("learners", {}).items() if name != "__all_modules__"}
     metrics: dict[str, float] = {}
     for module, rows in modules.items():
@@ -113,7 +115,7 @@ def learner_metrics(result: dict[str, Any]) -> dict[str, float]:
 
 
 def _number(value: Any) -> float | None:
-    """A finite number, or None for anything else."""
+    """A finite float, or None for anything else."""
     try:
         number = float(value)
     except (TypeError, ValueError):

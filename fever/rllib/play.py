@@ -1,7 +1,7 @@
-"""Acting with a checkpoint's weights, through RLlib's own runner of environments: connectors, one agent or several.
+"""Acts with a checkpoint's weights through RLlib's own env runner, with its connectors, for one agent or several.
 
-Nothing here reads a pickle: the algorithm is built from the run's configuration, and weights and what the connectors
-have learned come from safetensors and JSON.
+No pickle is read: the algorithm is built from the run's configuration, and the weights and the connectors' states come
+from safetensors and JSON.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fever.envs.source import EnvSource
 from fever.errors import FeverError
 from fever.rllib.adapter import rllib_config
 from fever.rllib.catalogue import require_rllib, silence
-from fever.rllib.environment import MakeEnv, Spaces, look_at
+from fever.rllib.environment import MakeEnv, Spaces, probe_spaces
 from fever.rllib.settings import validated
 from fever.rllib.structure import unpack
 from fever.runs.checkpoint import WEIGHTS_PREFIX, Checkpoint
@@ -27,18 +27,18 @@ from fever.runs.evaluate import frame_of
 from fever.runs.run import Run
 from fever.sampling.ray_pool import search_path
 
-REMEMBERED = 200  # steps that connectors can look back over while a policy acts, half of it at least
-FILM_STEPS = 64  # played at a time, until an episode ends
+LOOKBACK = 200  # steps of the episode that are kept for connectors, and at least half of it
+FILM_STEPS = 64  # sampled at a time, until the episode ends
 
 
 class Player:
-    """One environment and the policies of a checkpoint; for a `with`."""
+    """One environment and the policies of a checkpoint; a context manager."""
 
     def __init__(self, checkpoint: Checkpoint, source: EnvSource, seed: int = 0, film: bool = False) -> None:
         require_rllib()
         self.folder = tempfile.TemporaryDirectory(prefix="fever-")
         workdir = Path(self.folder.name)
-        self.spaces = look_at(source, workdir)
+        self.spaces = probe_spaces(source, workdir)
         checkpoint.check_spaces(self.spaces.observation, self.spaces.action, source.name)
         config = Run(checkpoint.path.parents[1]).config
         config = config.model_copy(update={"workers": 0, "envs": 1, "seed": seed, "gpus_per_worker": 0.0})
@@ -55,7 +55,7 @@ class Player:
         facts, arrays = checkpoint.manifest["algorithm"], checkpoint.arrays()
         if "unknown" in facts["connectors"]:
             raise FeverError(
-                f"a connector of this algorithm keeps what only RLlib can read ({facts['connectors']['unknown']}); "
+                f"a connector has a state that only RLlib can read ({facts['connectors']['unknown']}); "
                 f"use RLlib's Algorithm.from_checkpoint on {checkpoint.files}"
             )
         policies: dict[str, dict[str, np.ndarray]] = {}
@@ -78,7 +78,7 @@ class Player:
 
 
 def make_runner(config: RunConfig, spaces: Spaces, make: MakeEnv) -> Any:
-    """RLlib's runner of one environment in this process, with networks and connectors that have learned nothing."""
+    """RLlib's env runner in this process, with one environment and untrained networks and connectors."""
     from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
     from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
     from ray.tune.registry import register_env
@@ -86,7 +86,7 @@ def make_runner(config: RunConfig, spaces: Spaces, make: MakeEnv) -> Any:
     name = f"fever-{uuid.uuid4().hex}"
     register_env(name, make)
     rllib = rllib_config(config, spaces, name)
-    rllib.env_runners(gym_env_vectorize_mode="sync")  # the one environment is looked into
+    rllib.env_runners(gym_env_vectorize_mode="sync")  # `Player.env` reaches into it
     kind = rllib.env_runner_cls or (MultiAgentEnvRunner if spaces.agents else SingleAgentEnvRunner)
     return kind(config=validated(rllib, config.algo), worker_index=0, num_workers=0)
 
@@ -94,7 +94,7 @@ def make_runner(config: RunConfig, spaces: Spaces, make: MakeEnv) -> Any:
 def play(
     checkpoint: Checkpoint, source: EnvSource, episodes: int, seed: int, deterministic: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns and lengths of so many episodes, played one after the other; of all agents together."""
+    """Returns, summed over agents, and lengths of episodes that are played one after the other; each [episodes]."""
     with Player(checkpoint, source, seed) as player, silence():
         played = player.runner.sample(num_episodes=episodes, explore=not deterministic)
     returns = np.array([float(episode.get_return()) for episode in played])
@@ -102,11 +102,11 @@ def play(
 
 
 def film(checkpoint: Checkpoint, source: EnvSource, steps: int, seed: int) -> tuple[list[np.ndarray], int, float]:
-    """Frames, their rate, and the return of one episode, of at most so many steps."""
+    """Frames, frames per second and return of one episode of at most `steps` steps."""
     total, length, done = 0.0, 0, False
     frames: list[np.ndarray] = []
     with Player(checkpoint, source, seed, film=True) as player, silence():
-        _keep_frames(player.env, source.name, frames)
+        _record_frames(player.env, source.name, frames)
         while length < steps and not done:
             piece, *_ = player.runner.sample(num_timesteps=min(FILM_STEPS, steps - length), explore=False)
             total += float(piece.get_return())
@@ -116,8 +116,8 @@ def film(checkpoint: Checkpoint, source: EnvSource, steps: int, seed: int) -> tu
     return frames[: length + 1], rate, total
 
 
-def _keep_frames(env: Any, name: str, frames: list[np.ndarray]) -> None:
-    """Keep a frame of every reset and step; not by a wrapper, which environments with several agents do not have."""
+def _record_frames(env: Any, name: str, frames: list[np.ndarray]) -> None:
+    """Append a frame at every reset and step. Gymnasium's wrappers do not fit environments with several agents."""
 
     def filmed(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **more: Any) -> Any:
@@ -131,25 +131,25 @@ def _keep_frames(env: Any, name: str, frames: list[np.ndarray]) -> None:
 
 
 class RllibPolicy:
-    """Acts on raw observations of one environment with one agent: `act(observation)`."""
+    """A policy for an environment with one agent: `act(observation)` on raw observations."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         config = Run(checkpoint.path.parents[1]).config
         source = EnvSource(config.env, config.env_kwargs)
         with Player(checkpoint, source) as player:
             if player.spaces.agents:
-                raise FeverError(f"{config.env} has several agents; their policies play together by: fever eval")
+                raise FeverError(f"{config.env} has several agents; play with all their policies: fever eval")
             self.runner, self.steps = player.runner, player.steps
             self.spaces = player.runner.env.single_observation_space, player.runner.env.single_action_space
         self.reset()
 
     def reset(self) -> None:
-        """Forget: the next `act` begins a new episode."""
+        """Begin a new episode with the next `act`."""
         self._episode: Any = None
         self._last: tuple[Any, dict[str, Any]] | None = None
 
     def act(self, observation: Any, deterministic: bool = True) -> Any:
-        """One observation, as the environment gives it, to one action, as the environment takes it."""
+        """The action for an observation, both as the environment has them."""
         from ray.rllib.core.columns import Columns
         from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
@@ -159,8 +159,8 @@ class RllibPolicy:
         else:
             action, more = self._last
             self._episode.add_env_step(observation, action, 0.0, extra_model_outputs=more)
-            if len(self._episode) >= REMEMBERED:
-                self._episode = self._episode.cut(len_lookback_buffer=REMEMBERED // 2)
+            if len(self._episode) >= LOOKBACK:
+                self._episode = self._episode.cut(len_lookback_buffer=LOOKBACK // 2)
         runner, explore = self.runner, not deterministic
         with silence():
             common = {"episodes": [self._episode], "explore": explore, "rl_module": runner.module, "shared_data": {}}

@@ -6,7 +6,7 @@ from fever.algos.registry import Provider
 from fever.config import RunConfig
 from fever.rllib.adapter import bundles_of, prepare_rllib
 from fever.rllib.catalogue import names
-from fever.rllib.environment import called_as_by_rllib
+from fever.rllib.environment import with_env_config
 from fever.rllib.legacy.old_names import MODEL_SETTINGS, RENAMED, RUN_FIELDS
 from fever.rllib.play import RllibPolicy, film, play
 from fever.rllib.settings import check_settings, describe, split_settings
@@ -22,7 +22,7 @@ class RllibProvider(Provider):
     describe_settings = staticmethod(describe)
     check_settings = staticmethod(check_settings)
     prepare = staticmethod(prepare_rllib)
-    env_source = staticmethod(called_as_by_rllib)
+    env_source = staticmethod(with_env_config)
     trial_bundles = staticmethod(bundles_of)
     load_policy = staticmethod(RllibPolicy)
     play = staticmethod(play)

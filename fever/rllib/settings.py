@@ -1,4 +1,4 @@
-"""From fever's configuration to RLlib's: every setting goes through the method of RLlib's that has such a parameter."""
+"""Turns settings into RLlib's configuration: each goes to the method of `AlgorithmConfig` that has its parameter."""
 
 from __future__ import annotations
 
@@ -20,22 +20,24 @@ from fever.rllib.legacy.reader import rename
 if TYPE_CHECKING:
     from fever.rllib.environment import Spaces
 
-METHODS = (  # of RLlib's configuration that take settings, in the order in which they are listed
+METHODS = (  # of RLlib's AlgorithmConfig that take settings, in the order of `fever config`
     "training", "rl_module", "env_runners", "learners", "multi_agent", "evaluation", "offline_data", "reporting",
     "fault_tolerance", "checkpointing", "debugging", "callbacks", "environment", "experimental", "python_environment",
 )  # fmt: skip
 SETTING_OF_FIELD = {field: name for name, field in RUN_FIELDS.items()}  # field of RunConfig -> RLlib's name for it
-OURS = {"env", "env_config", "log_level"}  # parameters that are not settings here
-IMPORTED = re.compile(r"_(fn|class|cls|connector|spec|function|module)$|^on_")  # may be "module:Name"
-SHARED = "shared"  # the policy of all agents
-PARENTS = {f"{name}Config" for name in RLLIB_ALGORITHMS}  # whose settings the tables of old names know
+NOT_SETTINGS = {"env", "env_config", "log_level"}  # parameters that fever sets itself
+IMPORTED = re.compile(r"_(fn|class|cls|connector|spec|function|module)$|^on_")  # settings that may be "module:Name"
+SHARED = "shared"  # name of the policy that all agents share
+PARENTS = {f"{name}Config" for name in RLLIB_ALGORITHMS}  # whose settings are in the tables of old names
 FILTER = "MeanStdFilter"
 FILTERS = (FILTER, "NoFilter")
 
 
 def split_settings(config: RunConfig) -> tuple[RunConfig, list[str]]:
-    """The configuration with RLlib's present names, and what is fever's business (workers, environments, seed, GPUs)
-    as fields of its own; and what had to be renamed, in words."""
+    """The configuration with settings by RLlib's current names, and notes on those that were renamed.
+
+    Settings for workers, environments, seed and GPUs become fields of RunConfig.
+    """
     settings, notes = rename(config.settings, config.algo, own_names(config.algo))
     update: dict[str, Any] = {}
     for field, name in SETTING_OF_FIELD.items():
@@ -43,14 +45,14 @@ def split_settings(config: RunConfig) -> tuple[RunConfig, list[str]]:
             continue
         value, given = settings.pop(name), getattr(config, field)
         if field in ("workers", "envs") and given not in (None, value):
-            raise FeverError(f"{name}={value} contradicts {field}={given}; say one of them")
+            raise FeverError(f"{name}={value} contradicts {field}={given}; give one of them")
         update[field] = value
     values = {**config.model_dump(), **update, "settings": settings}
     return validate(RunConfig, values, config.algo), notes
 
 
 def own_names(algo: str) -> frozenset[str]:
-    """Settings that an algorithm outside RLlib, or one that the tables of old names do not know, declares itself."""
+    """Settings that an algorithm declares itself, for algorithms that are not in the tables of old names."""
     if without_prefix(algo) in RLLIB_ALGORITHMS:
         return frozenset()
     declared = {
@@ -64,13 +66,13 @@ def own_names(algo: str) -> frozenset[str]:
 
 
 def check_settings(algo: str, settings: dict[str, Any]) -> None:
-    """Find mistakes in the name of an algorithm and in its settings."""
+    """Raise FeverError for an unknown algorithm or setting, or a value that cannot be used."""
     config = RunConfig(env="none", algo=algo, settings=settings)
     fill(default_config(algo), split_settings(config)[0].settings, algo)
 
 
 def default_config(algo: str) -> Any:
-    """RLlib's configuration of an algorithm, as it comes."""
+    """RLlib's default configuration of an algorithm."""
     found = find_class(algo)
     with silence():
         config = found.get_default_config()
@@ -80,9 +82,9 @@ def default_config(algo: str) -> Any:
 
 
 def fill(config: Any, settings: dict[str, Any], algo: str, spaces: Spaces | None = None) -> Any:
-    """Give settings to RLlib's configuration; one that it does not have, or whose kind of value is wrong, is named.
+    """Apply settings to RLlib's configuration and return it. Raises FeverError for an unknown name or a wrong type.
 
-    `spaces` are the environment's. With several agents, `policies` may be `shared` or `separate`.
+    `spaces` are the environment's; None only checks the settings. `policies` may be `shared` or `separate`.
     """
     known, agents = parameters(config), spaces.agents if spaces is not None else None
     if agents:
@@ -111,7 +113,7 @@ def fill(config: Any, settings: dict[str, Any], algo: str, spaces: Spaces | None
 
 
 def validated(config: Any, algo: str) -> Any:
-    """A configuration whose settings fit together, by RLlib's own judgement."""
+    """The same configuration after RLlib's own validation. Raises FeverError."""
     with silence():
         try:
             config.validate()
@@ -121,15 +123,15 @@ def validated(config: Any, algo: str) -> Any:
 
 
 def parameters(config: Any) -> dict[str, Callable[..., Any]]:
-    """Every setting that this configuration has, with the method that takes it."""
+    """Every setting that a configuration has, and the method that takes it."""
     found: dict[str, Callable[..., Any]] = {}
     for method in METHODS:
         for owner in type(config).__mro__:  # `training` of a subclass has `**kwargs` for its parents' parameters
             function = vars(owner).get(method)
             for name, one in inspect.signature(function).parameters.items() if function is not None else ():
-                old = type(one.default) is int and one.default == -1  # RLlib's mark for what is gone
+                old = type(one.default) is int and one.default == -1  # DEPRECATED_VALUE of RLlib
                 plain = one.kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-                if plain and not old and name not in OURS and name != "self" and not name.startswith("_"):
+                if plain and not old and name not in NOT_SETTINGS and name != "self" and not name.startswith("_"):
                     found.setdefault(name, getattr(config, method))
     return found
 
@@ -147,7 +149,7 @@ def describe(algo: str) -> list[tuple[str, str, str, str]]:
 
 
 def first_sentence(error: BaseException) -> str:
-    """What an exception says, without the rest of its essay."""
+    """The first sentence of an exception's message, at most 300 characters."""
     text = " ".join(str(error).split()) or type(error).__name__
     return re.split(r"(?<=[a-z\])`'\"}])[.!] ", text)[0].rstrip(".!")[:300]
 
@@ -169,23 +171,23 @@ def _default(config: Any, name: str) -> Any:
 
 
 def _check_kind(config: Any, name: str, value: Any, algo: str) -> None:
-    """RLlib takes any value and fails much later: a word for a number is refused here."""
+    """Refuse text for a number, and other values than booleans for one. RLlib would fail much later."""
     default = _default(config, name)
     if isinstance(default, bool):
         kind, wrong = "true or false", not isinstance(value, bool | None)
     else:
         kind, wrong = "a number", isinstance(default, int | float) and isinstance(value, str) and value != "auto"
     if wrong:
-        raise FeverError(f"{algo}: {name}={value!r} cannot be used: it is {kind}, {default!r} by default")
+        raise FeverError(f"{algo}: {name}={value!r} cannot be used: it takes {kind}; the default is {default!r}")
 
 
 def _check_model(config: Any, value: Any, algo: str) -> None:
-    """RLlib's own networks have these settings, and it says nothing about others."""
+    """Refuse settings that RLlib's default networks do not have, which RLlib would ignore."""
     from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
     if not isinstance(value, dict):
         raise FeverError(
-            f"{algo}: model_config={value!r} cannot be used: it is a mapping such as {{fcnet_hiddens: [64]}}"
+            f"{algo}: model_config={value!r} cannot be used: it takes a mapping such as {{fcnet_hiddens: [64]}}"
         )
     known = [*DefaultModelConfig.__dataclass_fields__, *config.model_config]
     for name in value:
@@ -195,7 +197,7 @@ def _check_model(config: Any, value: Any, algo: str) -> None:
         whole = isinstance(widths, list | tuple) and all(type(one) is int for one in widths)
         if name.endswith("_hiddens") and not whole:
             raise FeverError(
-                f"{algo}: model_config has {name}={widths!r}, which cannot be used: it is a list of whole numbers"
+                f"{algo}: model_config has {name}={widths!r}, which cannot be used: it takes a list of whole numbers"
             )
 
 
@@ -207,14 +209,16 @@ def _unknown(name: str, known: list[str], algo: str) -> str:
 
 def _check_filter(value: Any, settings: dict[str, Any]) -> None:
     if value not in FILTERS:
-        raise FeverError(f"observation_filter={value!r} cannot be used: it is one of {', '.join(FILTERS)}")
+        raise FeverError(f"observation_filter={value!r} cannot be used: choose one of {', '.join(FILTERS)}")
     if value == FILTER and "env_to_module_connector" in settings:
-        raise FeverError(f"observation_filter={value} is a connector; let your env_to_module_connector return it, too")
+        raise FeverError(f"observation_filter={value} is a connector; add it to your env_to_module_connector")
 
 
 def _connect(config: Any, settings: dict[str, Any], spaces: Spaces) -> None:
-    """Put connectors before the networks: observations become vectors where RLlib's own networks need that, and
-    `observation_filter` is a connector now. Networks and connectors of one's own get what the environment gives."""
+    """Add the connectors that flatten observations for RLlib's default networks, and that `observation_filter` names.
+
+    A user's own networks or connectors get the observations as they are.
+    """
     from ray.rllib.connectors.env_to_module import FlattenObservations, MeanStdFilter
 
     several = bool(spaces.agents)
@@ -230,29 +234,29 @@ def _connect(config: Any, settings: dict[str, Any], spaces: Spaces) -> None:
 
 
 def _with_policies(config: Any, settings: dict[str, Any], agents: list[Any]) -> dict[str, Any]:
-    """Settings that say which policies there are, and which agent has which of them."""
+    """The settings with `policies`, and with `policy_mapping_fn` if policies are named like the agents."""
     mapped, policies = "policy_mapping_fn" in settings, settings.get("policies")
     if "policies" not in settings:
         if mapped:
             raise FeverError("policy_mapping_fn chooses among policies; name them: policies=[a,b]")
         return {**settings, "policies": SHARED}
-    default = getattr(config, "DEFAULT_POLICY_MAPPING_FN", None)  # an algorithm of one's own may have another
+    default = getattr(config, "DEFAULT_POLICY_MAPPING_FN", None)  # a user's own algorithm may have another
     if mapped or config.policy_mapping_fn is not default or not isinstance(policies, list | dict):
         return settings
     if set(policies) == set(map(str, agents)):
         return {**settings, "policy_mapping_fn": _by_agent}
     raise FeverError(
-        f"policies={list(policies)} are not named like the agents ({', '.join(map(str, agents))}); say which agent has "
-        "which with policy_mapping_fn=module:function"
+        f"policies={list(policies)} are not named like the agents ({', '.join(map(str, agents))}); map one "
+        "to the other with policy_mapping_fn=module:function"
     )
 
 
 def _policies(config: Any, value: str, agents: list[Any] | None) -> None:
-    """One policy for all agents, or one for each."""
+    """Configure one policy for all agents, or one for each."""
     if value not in ("shared", "separate"):
-        raise FeverError(f"policies={value} cannot be used: it is shared, separate, or a list of names")
+        raise FeverError(f"policies={value} cannot be used: choose shared, separate, or a list of names")
     if agents is None:
-        return  # only a look at the settings
+        return  # the settings are only checked
     if not agents:
         raise FeverError(f"policies={value} is for environments with several agents")
     if value == "separate":
@@ -270,7 +274,7 @@ def _shared(*_: Any, **__: Any) -> str:
 
 
 def _meaning(config: Any, method: Callable[..., Any], name: str) -> str:
-    """The first sentence about a parameter in the docstring of its method, or of a parent's."""
+    """The first sentence on a parameter in the docstring of its method, or of the method of a base class."""
     for owner in type(config).__mro__:
         function = vars(owner).get(method.__name__)
         text = inspect.getdoc(function) or "" if function is not None else ""

@@ -1,4 +1,4 @@
-"""Nested Python values as JSON and arrays, and back: what connectors have learned, without pickles."""
+"""Writes nested Python values as JSON and arrays, and reads them: the states of connectors, without pickles."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 
 
 def pack(value: Any, arrays: dict[str, np.ndarray], prefix: str) -> Any:
-    """JSON for a nested value; its arrays go into `arrays`, under names that begin with `prefix`.
+    """A nested value as JSON; its arrays are added to `arrays` under names that begin with `prefix`.
 
-    Raises TypeError for what is neither a container, a number, a text nor an array.
+    Raises TypeError for anything but dicts, lists, tuples, numbers, strings, None and arrays.
     """
     if isinstance(value, np.ndarray):
         name = f"{prefix}{sum(one.startswith(prefix) for one in arrays)}"

@@ -24,7 +24,7 @@ from fever.envs.source import EnvContext, EnvSource, make_any
 from fever.errors import FeverError, TrainingError
 from fever.rllib.adapter import RllibLearner, limit_torch_threads
 from fever.rllib.catalogue import find_class, names
-from fever.rllib.environment import Spaces, called_as_by_rllib, make_one
+from fever.rllib.environment import Spaces, make_one, with_env_config
 from fever.rllib.play import Player
 from fever.rllib.settings import check_settings, default_config, describe, fill, split_settings
 from fever.rllib.structure import pack, unpack
@@ -239,7 +239,7 @@ def test_networks_and_connectors_of_ones_own_see_what_there_is() -> None:
         config = fill(default_config("rllib:PPO"), settings, "rllib:PPO", spaces)
         connector = config._env_to_module_connector
         assert (connector is not None and connector is not TwoAgents) is flattened
-    with pytest.raises(FeverError, match="let your env_to_module_connector return it, too"):
+    with pytest.raises(FeverError, match="add it to your env_to_module_connector"):
         fill(default_config("rllib:PPO"), {**own, "observation_filter": "MeanStdFilter"}, "rllib:PPO", spaces)
 
 
@@ -344,13 +344,13 @@ def with_context(env_config: Any, workdir: Path) -> None: ...
     ],
 )
 def test_arguments_of_constructors(constructor: Any, given: dict[str, Any], called: dict[str, Any]) -> None:
-    assert called_as_by_rllib(EnvSource(constructor, given)).kwargs == called
+    assert with_env_config(EnvSource(constructor, given)).kwargs == called
 
 
 def test_many_environments_in_one_are_refused_as_such() -> None:
     source = EnvSource("tests.environments:NextStepCounters")
-    assert called_as_by_rllib(source) is source
-    with pytest.raises(FeverError, match="is many environments in one"):
+    assert with_env_config(source) is source
+    with pytest.raises(FeverError, match="is a vector environment"):
         make_one(source, EnvContext())
 
 
@@ -372,20 +372,20 @@ def test_what_fails_inside_is_one_sentence(ray: Any, tmp_path: Path) -> None:
     ("algo", "settings", "sentence"),
     [
         ("rllib:PPO", {"learning_rate": 1e-3}, "rllib:PPO has no setting learning_rate; did you mean"),
-        ("rllib:PPO", {"lr": "fast"}, "lr='fast' cannot be used: it is a number, 5e-05 by default"),
-        ("rllib:PPO", {"use_gae": 3}, "it is true or false, True by default"),
+        ("rllib:PPO", {"lr": "fast"}, "lr='fast' cannot be used: it takes a number; the default is 5e-05"),
+        ("rllib:PPO", {"use_gae": 3}, "it takes true or false; the default is True"),
         ("rllib:PP0", {}, "RLlib has no algorithm PP0; did you mean rllib:PPO"),
         ("rllib:APEX", {}, "RLlib has no algorithm APEX"),
         ("rllib:nowhere.algos:Mine", {}, "there is no module nowhere"),
-        ("rllib:PPO", {"observation_filter": "Mean"}, "it is one of MeanStdFilter, NoFilter"),
-        ("rllib:PPO", {"policies": "many"}, "it is shared, separate, or a list of names"),
+        ("rllib:PPO", {"observation_filter": "Mean"}, "choose one of MeanStdFilter, NoFilter"),
+        ("rllib:PPO", {"policies": "many"}, "choose shared, separate, or a list of names"),
         (
             "rllib:PPO",
             {"model_config": {"fcnet_hidens": [3]}},
             "no setting fcnet_hidens; did you mean fcnet_hiddens",
         ),
         *(
-            ("rllib:PPO", {"model_config": {"fcnet_hiddens": widths}}, "it is a list of whole numbers")
+            ("rllib:PPO", {"model_config": {"fcnet_hiddens": widths}}, "it takes a list of whole numbers")
             for widths in (64, None, ["a"], [64.0])
         ),
         ("rllib:PPO", {"num_workers": "many"}, "cannot be used"),
