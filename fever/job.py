@@ -16,6 +16,7 @@
       breakdown.json   where the job's time went
       token            Ray's, readable by this user only
       log.txt          what the job has printed
+      scheduler.txt    what the scheduler itself (PBS, LSF) says of the job at its end
       nodes/HOST.log   what happened on each host
 
 Files appear whole (written beside and renamed). Nothing here waits: callers poll. Files are looked for by listing their
@@ -42,7 +43,7 @@ CONTINUED = 75  # exit code of a run that was cut off by its job's limit: EX_TEM
 QUEUED, RUNNING, ENDED = "queued", "running", "ended"  # states of a job
 
 RECORD, RUN, SCRIPT, LOG = "job.json", "run.yaml", "script.sh", "log.txt"  # files of a job's folder
-STARTED, BREAKDOWN, EXIT = "started.json", "breakdown.json", "exit.json"
+STARTED, BREAKDOWN, EXIT, REPORT = "started.json", "breakdown.json", "exit.json", "scheduler.txt"
 PLAN, HEAD, ALIVE, STOP, TOKEN = "plan.json", "head.json", "alive", "stop", "token"
 RANKS, LEFT, CONNECTED, NODES = "ranks", "left", "connected", "nodes"  # and its subfolders
 TRANSIENT = (RANKS, LEFT, PLAN, HEAD, ALIVE, STOP, TOKEN)  # removed when the job ends

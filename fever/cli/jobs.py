@@ -18,7 +18,7 @@ On = Annotated[
     typer.Option(
         "--on",
         metavar="TARGET",
-        help="slurm, pbs, mpi, or a YAML file: a site, a cluster.",
+        help="slurm, pbs, lsf, mpi, or a YAML file: a site, a cluster.",
         rich_help_panel=PLACE_PANEL,
     ),
 ]

@@ -259,6 +259,7 @@ ADDRESS = re.compile(r"https?://\S+|[\w.-]+:\d+")
 WITHOUT_FILE = {  # kinds that `--on KIND` names without a file: module and class
     "slurm": "fever.launch.schedulers.slurm:Slurm",
     "pbs": "fever.launch.schedulers.pbs:Pbs",
+    "lsf": "fever.launch.schedulers.lsf:Lsf",
     "mpi": "fever.launch.rendezvous.mpi:Mpi",
 }
 KINDS: dict[str, str | type[Target]] = {**WITHOUT_FILE, "ssh": Ssh, "aws": Aws, "ray": Existing}

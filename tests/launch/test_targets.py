@@ -26,6 +26,9 @@ SCRIPTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpu-learner": (str(SITES / "gpu-learner.yaml"), {}),
     "gpu-alone": (str(SITES / "gpu-learner.yaml"), {"nodes": 1}),
     "pbs": ("pbs", {"nodes": 2}),
+    "lsf": ("lsf", {"nodes": 2, "cpus_per_node": 16, "time": "90m"}),
+    "lsf-bare": ("lsf", {}),
+    "lsf-jsrun": (str(SITES / "lsf.yaml"), {"nodes": 8}),
     "theta": (str(SITES / "theta.yaml"), {"requeue": True}),
 }
 
@@ -99,9 +102,9 @@ def test_clock() -> None:
 
 
 MISTAKES = {
-    "unknown": ("--on wherever", "--on takes slurm, pbs, mpi, a file that ends in .yaml, or the address of a Ray"),
+    "unknown": ("--on wherever", "--on takes slurm, pbs, lsf, mpi, a file that ends in .yaml, or the address of a Ray"),
     "no file": ("--on nothing.yaml", "nothing.yaml cannot be read"),
-    "kind": ("kind: lsf", "needs a kind: slurm, pbs, mpi, ssh, aws, ray, not 'lsf'"),
+    "kind": ("kind: sge", "needs a kind: slurm, pbs, lsf, mpi, ssh, aws, ray, not 'sge'"),
     "no kind": ("nodes: 3", "needs a kind"),
     "typo": ("kind: slurm\nacount: abc", "did you mean account?"),
     "nodes": ("kind: slurm\nnodes: 0", "nodes=0 cannot be used"),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from fever.config import Duration, RunConfig, setting
 from fever.errors import FeverError
-from fever.job import ENDED, RUNNING, SCRIPT, JobFolder
+from fever.job import ENDED, LOG, RUNNING, SCRIPT, JobFolder
 from fever.launch.doctor import Finding
 from fever.launch.jobs import Job, prepare, remember, undo_for
 from fever.launch.rendezvous.launchers import find_rank
@@ -197,6 +197,19 @@ class Scheduler(Allocation):
             examine_folder(runs),
             Finding("note", "machines", f"can be examined from inside an allocation: {self.inside}"),
         ]
+
+
+class MpiScheduler(Scheduler):
+    """A scheduler whose jobs start ranks with a launcher of MPI programs, and print only when they have ended."""
+
+    launcher: str = setting("mpiexec -n {nodes} --ppn 1", "what starts one rank on every machine, aprun for example")
+
+    def launcher_command(self) -> str:
+        return self.launcher.replace("{nodes}", str(self.nodes))
+
+    def preparation(self, folder: Path) -> list[str]:
+        log = f"exec >> {quote(str(folder / LOG))} 2>&1  # the scheduler itself would show it only at the end"
+        return [log, *super().preparation(folder)]
 
 
 def call(*command: str, script: Path | None = None) -> str:

@@ -10,11 +10,11 @@ from shlex import quote
 from typing import ClassVar, Literal
 
 from fever.config import setting
-from fever.job import LOG, QUEUED, RUNNING
-from fever.launch.schedulers.base import Scheduler, clock
+from fever.job import QUEUED, REPORT, RUNNING
+from fever.launch.schedulers.base import MpiScheduler, clock
 
 
-class Pbs(Scheduler):
+class Pbs(MpiScheduler):
     submit_program: ClassVar[str] = "qsub"
     cancel_program: ClassVar[str] = "qdel"
     ping: ClassVar[tuple[str, ...]] = ("qstat", "-B")
@@ -24,7 +24,6 @@ class Pbs(Scheduler):
 
     kind: Literal["pbs"] = "pbs"
     select: str | None = setting(None, "resources that are asked for with -l; null: select=NODES:ncpus=CPUS, scattered")
-    launcher: str = setting("mpiexec -n {nodes} --ppn 1", "what starts one rank on every machine, aprun for example")
 
     def directives(self, name: str, folder: Path) -> list[str]:
         short = re.sub(r"[^\w.-]", "-", name)[:15]
@@ -38,18 +37,11 @@ class Pbs(Scheduler):
             f"-l place=scatter{'' if self.cpus_per_node else ':excl'}" if not self.select else "",
             f"-l walltime={clock(self.seconds)}" if self.seconds else "",
             "-j oe",
-            f"-o {quote(str(folder / 'scheduler.txt'))}",
+            f"-o {quote(str(folder / REPORT))}",
             f"-r {'y' if self.requeue else 'n'}",
             *self.options,
         ]
         return [f"#PBS {option}" for option in options if option]
-
-    def preparation(self, folder: Path) -> list[str]:
-        log = f"exec >> {quote(str(folder / LOG))} 2>&1  # PBS itself would show it only at the end"
-        return [log, *super().preparation(folder)]
-
-    def launcher_command(self) -> str:
-        return self.launcher.replace("{nodes}", str(self.nodes))
 
     def state_command(self, number: str) -> list[str]:
         return ["qstat", "-f", number]

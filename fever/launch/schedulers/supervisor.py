@@ -46,7 +46,8 @@ class Supervisor:
         user_stops = self.folder.read_text(STOP) == "cancelled"  # `fever stop` came before this process
         self.folder.clear(STOP if user_stops else "")
         self.folder.write(STARTED, {"began": self.began, "queued": self.began - self.job["submitted"]})
-        signal.signal(signal.SIGUSR1, lambda number, frame: self._stop("limit"))
+        for limit in (signal.SIGUSR1, signal.SIGUSR2):  # Slurm's, if asked for, and LSF's
+            signal.signal(limit, lambda number, frame: self._stop("limit"))
         for ending in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(ending, lambda number, frame: self._stop("terminated"))
         ranks = [*self.launcher, sys.executable, "-m", "fever.launch.rendezvous.rank", str(self.folder.path)]

@@ -6,7 +6,7 @@
 #PBS -o '/home/me/my project/runs/one/job/scheduler.txt'
 #PBS -r n
 
-exec >> '/home/me/my project/runs/one/job/log.txt' 2>&1  # PBS itself would show it only at the end
+exec >> '/home/me/my project/runs/one/job/log.txt' 2>&1  # the scheduler itself would show it only at the end
 set -e
 unset LD_PRELOAD
 cd '/home/me/my project'

@@ -170,40 +170,41 @@ def test_modules_of_one_machine_are_shipped_to_the_others(ranks: Ranks) -> None:
     ranks.assert_nothing_left("shipped")
 
 
-class Pbs(Ranks):
-    """The same machines behind a stand-in for PBS."""
+class StandIn(Ranks):
+    """The same machines behind a stand-in for a scheduler, from tests/lab."""
 
-    def __init__(self, lab: Lab, folder: Path) -> None:
+    def __init__(self, kind: str, lab: Lab, folder: Path) -> None:
         super().__init__(lab, folder)
-        books = folder / "pbs"
-        books.mkdir()
+        self.jobs = folder / kind
+        self.jobs.mkdir()
         self.variables |= {
-            "PATH": f"{ROOT / 'tests' / 'pbs'}:{os.environ['PATH']}",
-            "PBS_FOLDER": str(books),
-            "PBS_SSH": f"ssh -F {lab.ssh_config}",
+            "PATH": f"{ROOT / 'tests' / 'lab' / kind}:{os.environ['PATH']}",
+            f"{kind.upper()}_FOLDER": str(self.jobs),
+            f"{kind.upper()}_SSH": f"ssh -F {lab.ssh_config}",
         }
         launcher = " ".join(lab.mpirun_mpich(2, lab.machines[:2]))
-        (folder / "theta.yaml").write_text(json.dumps({"kind": "pbs", "nodes": 2, "launcher": launcher}))
+        (folder / f"{kind}.yaml").write_text(json.dumps({"kind": kind, "nodes": 2, "launcher": launcher}))
 
 
 @pytest.mark.slow
-def test_pbs_runs_and_comes_back_after_its_limit(ranks: Ranks) -> None:
-    pbs = Pbs(ranks.lab, ranks.folder)
-    words = ("--on", "theta.yaml", "--name", "queued", "--time", "2m", "--stop-time", "20m", "--requeue", "--detach")
-    submitted = pbs.fever("train", "CartPole-v1", *words)  # a quarter of the limit before its end, it saves
+@pytest.mark.parametrize(("kind", "first", "second"), [("pbs", "1.stand-in", "2.stand-in"), ("lsf", "1", "2")])
+def test_a_job_comes_back_after_its_limit(ranks: Ranks, kind: str, first: str, second: str) -> None:
+    site, name = StandIn(kind, ranks.lab, ranks.folder), f"queued-{kind}"
+    options = ("--on", f"{kind}.yaml", "--name", name, "--time", "2m", "--stop-time", "20m", "--requeue", "--detach")
+    submitted = site.fever("train", "CartPole-v1", *options)  # a quarter of the limit before its end, it saves
     assert submitted.returncode == 0, submitted.stderr
-    assert "submitted pbs-1.stand-in" in submitted.stderr
+    assert f"submitted {kind}-{first}" in submitted.stderr
     try:
-        wait_for(lambda: (ranks.folder / "pbs" / "2.stand-in.pid").exists(), "second job", 300)
-        assert "the job's time is nearly over" in pbs.fever("logs", "queued").stdout
-        pbs.wait_for_steps("queued", metrics(pbs.run("queued"))[-1]["steps"] + 1)
+        wait_for(lambda: (site.jobs / f"{second}.pid").exists(), "second job", 300)
+        assert "the job's time is nearly over" in site.fever("logs", name).stdout
+        site.wait_for_steps(name, metrics(site.run(name))[-1]["steps"] + 1)
     finally:
-        stopped = pbs.fever("stop", "queued").stdout
+        stopped = site.fever("stop", name).stdout
     assert "has saved and stopped" in stopped
-    assert set(summary(pbs.run("queued"))["hosts"]) == {"node1", "node2"}
-    rows = [row["steps"] for row in metrics(pbs.run("queued"))]
+    assert set(summary(site.run(name))["hosts"]) == {"node1", "node2"}
+    rows = [row["steps"] for row in metrics(site.run(name))]
     assert rows == sorted(set(rows))
-    pbs.assert_nothing_left("queued")
+    site.assert_nothing_left(name)
 
 
 @pytest.mark.slow
