@@ -131,7 +131,7 @@ def is_plain(space: Any) -> bool:
 
 
 class Frames(gym.ObservationWrapper):
-    """Observations uint8 `[stack, H, W]` or `[H, W, 3]` to float32 `[H, W, channels]` in [0, 1]."""
+    """Observations uint8 `[stack, H, W]` or `[H, W, channels]` to float32 `[H, W, channels]` in [0, 1]."""
 
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)

@@ -20,13 +20,12 @@ pytest.importorskip("torch")
 
 import fever as library
 from fever.config import RunConfig
-from fever.envs.source import EnvContext, EnvSource, make_any
+from fever.envs.source import EnvSource
 from fever.errors import FeverError, TrainingError
 from fever.rllib.adapter import RllibLearner, limit_torch_threads
-from fever.rllib.catalogue import find_class, names
-from fever.rllib.environment import Spaces, make_one, with_env_config
+from fever.rllib.catalogue import find_class
+from fever.rllib.environment import Spaces
 from fever.rllib.play import Player
-from fever.rllib.settings import check_settings, default_config, describe, fill, split_settings
 from fever.rllib.structure import pack, unpack
 from fever.runs.evaluate import evaluate, record, source_of
 from fever.runs.run import Run
@@ -34,7 +33,6 @@ from fever.training import trainer
 from fever.training.setup import prepare
 from fever.training.trainer import resume
 from tests.helpers import wait_for, without_ray
-from tests.rllib.parts import TwoAgents
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]  # RLlib has many; in a run they go to its log
 SMALL: dict[str, Any] = {"train_batch_size_per_learner": 200, "minibatch_size": 50, "num_epochs": 2}
@@ -208,7 +206,7 @@ def _numbers(value: Any) -> list[float]:
     return [float(value)] if isinstance(value, (int, float)) else []
 
 
-def test_observations_that_are_no_vectors_become_some(ray: Any, tmp_path: Path) -> None:
+def test_discrete_observations_are_flattened(ray: Any, tmp_path: Path) -> None:
     result = train(tmp_path, "FrozenLake-v1", observation_filter="MeanStdFilter", workers=1)
     checkpoint = result.run.checkpoint()
     weights = checkpoint.arrays("policy/default_policy/")
@@ -224,7 +222,7 @@ def test_observations_that_are_no_vectors_become_some(ray: Any, tmp_path: Path) 
         ]  # fmt: skip
 
 
-def test_agents_see_vectors_where_they_need_to(ray: Any, tmp_path: Path) -> None:
+def test_observations_are_flattened_per_agent(ray: Any, tmp_path: Path) -> None:
     result = train(tmp_path, "tests.rllib.parts:TwoAgents", env_kwargs={"number": True}, policies=["left", "right"])
     weights = result.run.checkpoint().arrays("policy/")
     name = "encoder.actor_encoder.net.mlp.0.weight"
@@ -232,32 +230,7 @@ def test_agents_see_vectors_where_they_need_to(ray: Any, tmp_path: Path) -> None
     assert len(evaluate(result.run.checkpoint(), source_of(result.run), episodes=2).returns) == 2
 
 
-def test_networks_and_connectors_of_ones_own_see_what_there_is() -> None:
-    spaces = Spaces("", "", [], image=False, flattened=[None])
-    own = {"env_to_module_connector": "tests.rllib.parts:TwoAgents"}
-    for settings, flattened in (({}, True), (own, False), ({"rl_module_spec": None}, False)):
-        config = fill(default_config("rllib:PPO"), settings, "rllib:PPO", spaces)
-        connector = config._env_to_module_connector
-        assert (connector is not None and connector is not TwoAgents) is flattened
-    with pytest.raises(FeverError, match="add it to your env_to_module_connector"):
-        fill(default_config("rllib:PPO"), {**own, "observation_filter": "MeanStdFilter"}, "rllib:PPO", spaces)
-
-
-def test_policies_and_agents_belong_together() -> None:
-    spaces = Spaces({}, {}, ["left", "right"], image=False, flattened=[])
-
-    def mapping(**settings: Any) -> Any:
-        return fill(default_config("rllib:PPO"), settings, "rllib:PPO", spaces).policy_mapping_fn
-
-    assert mapping(policies=["right", "left"])("left", None) == "left"
-    assert mapping(policies=["a", "b"], policy_mapping_fn="tests.rllib.parts:TwoAgents") is TwoAgents
-    for policies in (["a", "b"], {"a": None}, ["left"]):
-        with pytest.raises(FeverError, match=r"are not named like the agents \(left, right\); .* policy_mapping_fn="):
-            mapping(policies=policies)
-    check_settings("rllib:PPO", {"policies": ["a", "b"]})  # only a look: the agents are not known
-
-
-def test_exploration_is_where_the_checkpoint_has_it(ray: Any, tmp_path: Path) -> None:
+def test_exploration_continues_from_the_checkpoint(ray: Any, tmp_path: Path) -> None:
     settings = {
         "train_batch_size_per_learner": 32, "num_steps_sampled_before_learning_starts": 100, "minibatch_size": None,
         "num_epochs": 1, "min_sample_timesteps_per_iteration": 200, "epsilon": [[0, 1.0], [300, 0.0]],
@@ -274,7 +247,7 @@ def test_exploration_is_where_the_checkpoint_has_it(ray: Any, tmp_path: Path) ->
         assert isinstance(player.env.unwrapped, CartPoleEnv)
 
 
-def test_without_gpus_one_learner_has_the_batches_of_all(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_gpus_one_learner_has_all_batches(caplog: pytest.LogCaptureFixture) -> None:
     settings = {**SMALL, "num_learners": 4, "num_gpus_per_learner": 1}
     learner = make_learner(settings=settings)
     learner._fit_gpus(cast(Any, SimpleNamespace(ray=SimpleNamespace(cluster_resources=dict))))
@@ -287,7 +260,7 @@ def test_without_gpus_one_learner_has_the_batches_of_all(caplog: pytest.LogCaptu
     assert learner.rllib.train_batch_size_per_learner == 200
 
 
-def test_what_cannot_be_built_is_said_with_its_spaces() -> None:
+def test_build_errors_name_the_spaces() -> None:
     learner = make_learner()
     learner.rllib = SimpleNamespace(build_algo=lambda: int("no such encoder"))
     with pytest.raises(FeverError, match=r"PPO for CartPole-v1 \(observations: Box.*, actions: Discrete\(2\)\): "):
@@ -301,60 +274,12 @@ def make_learner(**fields: Any) -> RllibLearner:
 
 
 @pytest.mark.parametrize("widths", [64, None, ["wide"], [[64]]])
-def test_any_model_has_threads(widths: Any) -> None:
+def test_threads_are_limited_for_any_model_settings(widths: Any) -> None:
     """One of one's own may have settings of any kind."""
     limit_torch_threads(SimpleNamespace(model_config={"fcnet_hiddens": widths}), make_learner().spaces)
 
 
-def test_constructors_of_rllib_get_one_mapping() -> None:
-    source = EnvSource("tests.rllib.parts:OfRllib", {"length": 3})
-    env: Any = make_one(source, EnvContext(worker_index=2))
-    assert (env.length, env.number) == (3, 2)
-    config = RunConfig(env=source.name, env_kwargs=source.kwargs, algo="rllib:PPO", workers=0)
-    make_any(prepare(config, source, print).source, EnvContext()).close()  # as every machine of a cluster tries it
-
-
-def one(env_config: Any) -> None: ...
-def optional(config: Any = None) -> None: ...
-def beside(cfg: Any, size: int = 3) -> None: ...
-def both(config: Any, size: int = 3) -> None: ...
-def scalar(size: int) -> None: ...
-def named(size: int = 3) -> None: ...
-def open_ended(config: Any = None, **more: Any) -> None: ...
-def with_context(env_config: Any, workdir: Path) -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("constructor", "given", "called"),
-    [
-        (one, {}, {"env_config": {}}),
-        (one, {"size": 4}, {"env_config": {"size": 4}}),
-        (one, {"env_config": {"size": 4}}, {"env_config": {"size": 4}}),
-        (optional, {}, {}),
-        (optional, {"size": 4}, {"config": {"size": 4}}),
-        (optional, {"config": {"size": 4}}, {"config": {"size": 4}}),
-        (beside, {"width": 4}, {"cfg": {"width": 4}}),
-        (beside, {"size": 4}, {"size": 4}),  # which says what is missing
-        (both, {"size": 4}, {"config": {"size": 4}}),
-        (scalar, {}, {}),
-        (scalar, {"sise": 4}, {"sise": 4}),
-        (named, {"sise": 4}, {"sise": 4}),
-        (open_ended, {"size": 4}, {"size": 4}),
-        (with_context, {"size": 4}, {"env_config": {"size": 4}}),
-    ],
-)
-def test_arguments_of_constructors(constructor: Any, given: dict[str, Any], called: dict[str, Any]) -> None:
-    assert with_env_config(EnvSource(constructor, given)).kwargs == called
-
-
-def test_many_environments_in_one_are_refused_as_such() -> None:
-    source = EnvSource("tests.environments:NextStepCounters")
-    assert with_env_config(source) is source
-    with pytest.raises(FeverError, match="is a vector environment"):
-        make_one(source, EnvContext())
-
-
-def test_an_algorithm_of_ones_own(ray: Any, tmp_path: Path) -> None:
+def test_own_algorithm(ray: Any, tmp_path: Path) -> None:
     result = train(tmp_path, algo="rllib:tests.rllib.parts:OwnAlgorithm", own_setting=3)
     assert Run(tmp_path / "runs" / "run").metrics()[-1]["own_metric"] == 3
     assert result.run.config.stem == "cartpole-v1-rllib-ownalgorithm"
@@ -362,57 +287,10 @@ def test_an_algorithm_of_ones_own(ray: Any, tmp_path: Path) -> None:
         find_class("rllib:tests.rllib.parts:TwoAgents")
 
 
-def test_what_fails_inside_is_one_sentence(ray: Any, tmp_path: Path) -> None:
+def test_errors_inside_rllib_are_one_sentence(ray: Any, tmp_path: Path) -> None:
     with pytest.raises((TrainingError, FeverError), match="libwarehouse"):
         train(tmp_path, "tests.rllib.parts:BreaksInStep")
     assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("algo", "settings", "sentence"),
-    [
-        ("rllib:PPO", {"learning_rate": 1e-3}, "rllib:PPO has no setting learning_rate; did you mean"),
-        ("rllib:PPO", {"lr": "fast"}, "lr='fast' cannot be used: it takes a number; the default is 5e-05"),
-        ("rllib:PPO", {"use_gae": 3}, "it takes true or false; the default is True"),
-        ("rllib:PP0", {}, "RLlib has no algorithm PP0; did you mean rllib:PPO"),
-        ("rllib:APEX", {}, "RLlib has no algorithm APEX"),
-        ("rllib:nowhere.algos:Mine", {}, "there is no module nowhere"),
-        ("rllib:PPO", {"observation_filter": "Mean"}, "choose one of MeanStdFilter, NoFilter"),
-        ("rllib:PPO", {"policies": "many"}, "choose shared, separate, or a list of names"),
-        (
-            "rllib:PPO",
-            {"model_config": {"fcnet_hidens": [3]}},
-            "no setting fcnet_hidens; did you mean fcnet_hiddens",
-        ),
-        *(
-            ("rllib:PPO", {"model_config": {"fcnet_hiddens": widths}}, "it takes a list of whole numbers")
-            for widths in (64, None, ["a"], [64.0])
-        ),
-        ("rllib:PPO", {"num_workers": "many"}, "cannot be used"),
-    ],
-)
-def test_mistakes_are_named(algo: str, settings: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(FeverError, match=sentence):
-        check_settings(algo, settings)
-
-
-def test_what_is_a_runs_own_becomes_it() -> None:
-    settings = {"num_workers": 3, "num_sgd_iter": 4, "lr": "3e-4"}
-    found, notes = split_settings(RunConfig(env="CartPole-v1", algo="rllib:PPO", settings=settings))
-    assert (found.workers, found.settings) == (3, {"num_epochs": 4, "lr": 3e-4})
-    assert "num_sgd_iter is num_epochs" in " ".join(notes)
-    with pytest.raises(FeverError, match="num_env_runners=3 contradicts workers=2"):
-        split_settings(RunConfig(env="CartPole-v1", algo="rllib:PPO", settings=settings, workers=2))
-
-
-def test_algorithms_and_settings_are_found_by_looking() -> None:
-    assert {"rllib:PPO", "rllib:SAC", "rllib:DreamerV3", "rllib:TQC"} <= set(names())
-    assert len(names()) == len(set(names()))
-    rows = {name: (default, meaning) for name, default, meaning, _ in describe("rllib:SAC")}
-    assert rows["tau"][0] == "0.005"
-    assert "target" in rows["tau"][1]
-    assert "train_batch_size_per_learner" in rows
-    assert "env" not in rows
 
 
 def test_nested_values_survive_packing() -> None:
@@ -475,19 +353,3 @@ def test_ctrl_c_waits_for_the_iteration_and_saves(tmp_path: Path) -> None:
     run = Run(tmp_path / "runs" / "cut")
     assert run.summary is not None
     assert run.checkpoint().iteration == run.metrics()[-1]["iteration"]
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "shape", "first"),
-    [({}, (84, 84, 4), True), ({"grayscale": False}, (84, 84, 12), False), ({"obs_type": "rgb"}, (210, 160, 3), False)],
-)
-def test_images_of_games_have_their_channels_last(kwargs: dict[str, Any], shape: tuple[int, ...], first: bool) -> None:
-    pytest.importorskip("ale_py")
-    env = make_one(EnvSource("ALE/Pong-v5", kwargs), EnvContext())
-    try:
-        seen = env.reset(seed=0)[0]
-        raw = env.env.reset(seed=0)[0]  # type: ignore[attr-defined]
-    finally:
-        env.close()
-    assert seen.shape == env.observation_space.shape == shape
-    np.testing.assert_array_equal(seen, (np.moveaxis(raw, 0, -1) if first else raw).astype(np.float32) / 255)

@@ -13,13 +13,11 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
-from fever.algos.registry import ALGORITHMS, config_of
+from fever.algos.registry import config_of
 from fever.config import RunConfig, load_yaml, validate
 from fever.errors import FeverError
 from fever.rllib.legacy.files import is_old_yaml, known_part
 from fever.rllib.legacy.old_names import (
-    APEX_BATCH,
-    APEX_UPDATES,
     GAMES,
     MODEL_NAMES,
     RENAMED,
@@ -30,17 +28,11 @@ from fever.rllib.legacy.old_names import (
 )
 from fever.rllib.legacy.options import translate_options
 from fever.rllib.legacy.reader import rename
-from fever.rllib.legacy.translate import Translation, current_env, translate
-from tests.rllib.examples import EXPERIMENTS, FOLDER, example
+from fever.rllib.legacy.translate import current_env, translate
+from tests.rllib.examples import EXPERIMENTS, FOLDER, example, old
 
 
-def old(
-    algorithm: str, /, env: str = "CartPole-v1", beside: dict[str, Any] | None = None, **config: Any
-) -> Translation:
-    return translate({"x": {"env": env, "run": algorithm, "config": config, **(beside or {})}}, "old.yaml")
-
-
-def test_it_is_known_by_what_it_runs() -> None:
+def test_old_files_are_recognised() -> None:
     assert all(is_old_yaml(load_yaml(path)) for path in FOLDER.glob("*.yaml"))
     assert is_old_yaml({"env": "CartPole-v1", "run": "PPO", "config": {}})
     assert not is_old_yaml({"env": "CartPole-v1", "algo": "ppo", "settings": {"hidden": [8]}, "stop": {"steps": 9}})
@@ -90,7 +82,7 @@ def test_rllib_takes_the_examples(file: str, name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_present_names_are_rllibs() -> None:
+def test_current_names_are_rllibs() -> None:
     known = {name for algorithm in RLLIB_ALGORITHMS for name in parameters(rllib_config(f"rllib:{algorithm}"))}
     targets = {*RENAMED.values(), *RENAMED_FOR["APPO"].values(), *RUN_FIELDS}
     assert {name.partition(".")[0] for name in targets} <= known
@@ -123,7 +115,7 @@ def model_fields() -> set[str]:
     return {field.name for field in fields(DefaultModelConfig)}
 
 
-def test_a_run_has_its_own_share() -> None:
+def test_settings_become_fields_of_the_run() -> None:
     found = example("cartpole-ppo.yaml")
     assert found.values == {
         "env": "CartPole-v1",
@@ -148,55 +140,6 @@ def test_a_run_has_its_own_share() -> None:
     assert len(found.notes) == 2
 
 
-def test_apex_is_fevers_own() -> None:
-    found = example("atari-apex.yaml")
-    assert (found.values["algo"], found.values["workers"], found.values["envs"]) == ("apex", 8, 8)
-    assert found.values["settings"] == {
-        "double": True,
-        "dueling": True,
-        "n_step": 3,
-        "learning_rate": 0.0001,
-        "convolution_features": 512,  # the one layer behind the convolutions
-        "prioritized": True,
-        "buffer": 1_000_000,
-        "priority_exponent": 0.5,
-        "warmup": 50_000,
-        "explore_steps": 20,
-        "batch": 512,
-        "target": "hard",
-        "target_updates": 100,  # 50,000 transitions in batches of 512, rounded up to whole calls of 4
-        "report_steps": 25_000,
-    }
-    said = "\n".join(found.notes)
-    assert "adam_epsilon" in said
-    assert "exploration_config" in said
-    assert "noisy" not in said  # it was off
-
-
-def test_apex_of_2018() -> None:
-    """As RLlib's own experiments wrote it: the buffer and the schedule of exploration at the top, `gpu`."""
-    config = {
-        "double_q": False, "dueling": False, "num_atoms": 1, "noisy": False, "n_step": 3, "lr": 0.0002,
-        "adam_epsilon": 0.0002, "hiddens": [512], "buffer_size": 500_000, "schedule_max_timesteps": 1_000_000,
-        "exploration_final_eps": 0.02, "exploration_fraction": 0.2, "prioritized_replay_alpha": 0.6,
-        "beta_annealing_fraction": 1.0, "final_prioritized_replay_beta": 1.0, "gpu": True, "num_workers": 4,
-        "num_envs_per_worker": 2, "sample_batch_size": 50, "train_batch_size": 256,
-        "target_network_update_freq": 20_000, "timesteps_per_iteration": 10_000,
-    }  # fmt: skip
-    found = old("APEX", "QbertNoFrameskip-v4", **config)
-    assert (found.values["env"], found.values["algo"]) == ("ALE/Qbert-v5", "apex")
-    assert (found.values["workers"], found.values["envs"]) == (4, 2)
-    assert found.values["settings"] == {
-        "double": False, "dueling": False, "n_step": 3, "learning_rate": 0.0002, "convolution_features": 512,
-        "buffer": 500_000, "priority_exponent": 0.6, "explore_steps": 50, "batch": 256, "target": "hard",
-        "target_updates": 80, "report_steps": 10_000,
-    }  # fmt: skip
-    validate(config_of("apex"), found.values["settings"], "apex")
-    lost = " ".join(note for note in found.notes if note.startswith("not translated"))
-    assert all(name in lost for name in ("adam_epsilon", "beta_annealing_fraction", "exploration_final_eps"))
-    assert "gpu" not in lost
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_impala_of_2018() -> None:
     schedule = [[0, 0.0004], [10_000_000, "1e-12"]]
@@ -211,23 +154,12 @@ def test_impala_of_2018() -> None:
     rllib_config("rllib:IMPALA").update_from_dict(found.values["settings"]).validate()
 
 
-def test_defaults_of_apex_are_its_own() -> None:
-    fields = config_of("apex").model_fields
-    assert (fields["batch"].default, fields["updates"].default) == (APEX_BATCH, APEX_UPDATES)
-
-
-def test_apex_of_vectors_has_all_its_layers() -> None:
-    found = old("APEX_DQN", hiddens=[64], model={"fcnet_hiddens": [32, 16]}, training_intensity=4, noisy=True)
-    assert found.values["settings"] == {"hidden": [32, 16, 64], "replay_ratio": 4}
-    assert "not translated: noisy: fever has no noisy networks" in found.notes
-
-
 @pytest.mark.parametrize(
     ("name", "nearest"),
     [("A3C", "impala"), ("A2C", "impala"), ("TD3", "sac"), ("DDPG", "sac"), ("SimpleQ", "rllib:DQN"),
      ("TRPO", "trpo")],
 )  # fmt: skip
-def test_lost_algorithms_have_a_nearest(name: str, nearest: str) -> None:
+def test_removed_algorithms_name_the_closest(name: str, nearest: str) -> None:
     with pytest.raises(FeverError, match=f"RLlib has no algorithm {name}; .*{nearest}"):
         old(name)
 
@@ -275,14 +207,14 @@ def test_old_environments(name: str, present: str, arguments: dict[str, Any]) ->
     assert bool(notes) == (name != present)
 
 
-def test_present_environments_exist() -> None:
+def test_current_environments_exist() -> None:
     assert {f"{name}-v{version}" for name, version in VERSIONS.items()} <= gym.registry.keys()
     ale_py = pytest.importorskip("ale_py")
     gym.register_envs(ale_py)
     assert {f"ALE/{game}-v5" for game in GAMES} <= gym.registry.keys()
 
 
-def test_images_are_the_environments_business() -> None:
+def test_image_settings_become_env_kwargs() -> None:
     found = example("atari-impala.yaml").values
     assert found["env_kwargs"] == {
         "full_action_space": False, "repeat_action_probability": 0.0, "img_height": 42, "img_width": 42,
@@ -334,7 +266,7 @@ def test_settings_that_rllib_does_not_have_are_left_out_and_named() -> None:
     assert known_part(unknown) == unknown  # what is wrong there is said later
 
 
-def test_what_cannot_be_translated_is_named() -> None:
+def test_dropped_settings_are_named() -> None:
     config = {
         "model": {"custom_model": "mine", "zero_mean": True, "use_attention": False},
         "multiagent": {"policies": {"a": None, "b": None}, "policies_to_train": ["a"], "policy_mapping_fn": "eval"},
@@ -409,7 +341,7 @@ def test_searches() -> None:
         old("PPO", lr={"eval": "lambda spec: 1"})
 
 
-def test_grids_are_of_nothing_else() -> None:
+def test_mixed_searches_are_no_grid() -> None:
     listed = {"grid_search": [1, 2]}
     assert old("PPO", num_sgd_iter="tune.grid_search([1, 2])", num_workers=listed).grid
     assert not old("PPO", num_sgd_iter=listed, gamma="tune.choice([0.9, 0.99])").grid
@@ -422,50 +354,6 @@ def test_searches_can_be_read() -> None:
     space = pytest.importorskip("fever.tune.space")
     for text in (*example("cartpole-grid-search.yaml").space.items(), ("x", 'choice("a b",c,null,true)')):
         space.parse_dimension(*text)
-
-
-def test_settings_of_the_command_line() -> None:
-    given = {
-        "num_sgd_iter": 10,
-        "num_workers": 3,
-        "model_config.fcnet_hiddens": [8],
-        "model_config": {"use_lstm": True},
-    }
-    settings, notes = rename(given, "rllib:PPO")
-    assert settings == {
-        "num_epochs": 10, "num_env_runners": 3, "model_config": {"fcnet_hiddens": [8], "use_lstm": True},
-    }  # fmt: skip
-    assert notes == ["other names now: num_sgd_iter is num_epochs, num_workers is num_env_runners"]
-    assert rename({"max_requests_in_flight_per_sampler_worker": 3}, "rllib:IMPALA")[0] == {
-        "max_requests_in_flight_per_env_runner": 3
-    }
-    present = {
-        "num_epochs": 2,
-        "rollout_fragment_length": 100,
-        "clip_param": 0.1,
-        "replay_buffer_config": {"type": "X"},
-    }
-    assert rename(present, "rllib:APPO") == (present, [])
-
-
-def test_settings_of_ones_own_are_left_alone() -> None:
-    given = {
-        "horizon": 7, "num_sgd_iter": 3, "num_workers": 2, "exploration_config": {"type": "Mine", "eta": 1},
-        "verbose": 1, "num_epochs": 4, "model": {"dim": 42},
-    }  # fmt: skip
-    own = frozenset({"horizon", "num_epochs", "exploration_config", "verbose", "model"})
-    settings, notes = rename(given, "rllib:mine:Algorithm", own)
-    assert settings == {
-        "horizon": 7, "num_env_runners": 2, "exploration_config": {"type": "Mine", "eta": 1}, "verbose": 1,
-        "num_epochs": 4, "model": {"dim": 42},
-    }  # fmt: skip
-    assert notes == [
-        "not translated: num_sgd_iter: num_epochs sets the same setting",
-        "other names now: num_workers is num_env_runners",
-    ]
-    assert rename({"lr": 0.1}, "rllib:CQL", frozenset({"lr"})) == ({"lr": 0.1}, [])
-    buffer = {"replay_buffer_config": {"type": "ReplayBuffer", "alpha": 0.5}}
-    assert rename({**buffer, "prioritized_replay": False}, "rllib:DQN", frozenset(buffer))[0] == buffer
 
 
 @pytest.mark.parametrize(
@@ -483,12 +371,12 @@ def test_settings_of_ones_own_are_left_alone() -> None:
         ("PPO", {3: 4}, ""),
     ],
 )
-def test_odd_experiments(algorithm: str, beside: dict[str, Any], sentence: str) -> None:
+def test_experiments_that_cannot_be_read(algorithm: str, beside: dict[str, Any], sentence: str) -> None:
     with pytest.raises(FeverError, match=f"^old.yaml cannot be understood: {re.escape(sentence)}"):
         old(algorithm, beside=beside)
 
 
-ODD_SETTINGS = [
+BAD_SETTINGS = [
     ("PPO", {"env_config": ["a"]}, "env_config must be a mapping of names to values, not ['a']"),
     ("PPO", {"env_config": 3}, "env_config must be a mapping of names to values, not 3"),
     ("PPO", {"env_config": {"grid_search": [{}, 3]}}, "env_config must be a mapping of names to values, not 3"),
@@ -514,22 +402,12 @@ ODD_SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize(("algorithm", "config", "sentence"), ODD_SETTINGS)
-def test_odd_settings(algorithm: str, config: dict[str, Any], sentence: str) -> None:
+@pytest.mark.parametrize(("algorithm", "config", "sentence"), BAD_SETTINGS)
+def test_settings_that_cannot_be_read(algorithm: str, config: dict[str, Any], sentence: str) -> None:
     with pytest.raises(FeverError, match=f"^old.yaml cannot be understood: {re.escape(sentence)}"):
         old(algorithm, **config)
     with pytest.raises(FeverError, match=f"^--config cannot be understood: {re.escape(sentence)}"):
         translate_options({"run": algorithm, "env": "CartPole-v1", "config": json.dumps(config)})
-
-
-def test_odd_words() -> None:
-    for rules in ({"timesteps_total": None}, {"training_iteration": "many"}):
-        with pytest.raises(FeverError, match=r"^the command line cannot be understood: stop.\w+ must be a number"):
-            translate_options({"stop": json.dumps(rules)})
-    with pytest.raises(FeverError, match="--stop must be a JSON object, not 5"):
-        translate_options({"stop": "5"})
-    with pytest.raises(FeverError, match=r"^a setting of rllib:DQN cannot be understood: exploration_config"):
-        rename({"exploration_config": {"epsilon_timesteps": "x"}}, "rllib:DQN")
 
 
 def test_numbers_may_be_texts() -> None:
@@ -537,45 +415,3 @@ def test_numbers_may_be_texts() -> None:
     assert (found.values["stop"], found.trials) == ({"iterations": 12}, 3)
     assert found.values["settings"] == {"train_batch_size_per_learner": 4000}
     assert old("APEX", model={"conv_filters": None}).values["settings"] == {}  # RLlib's own default of old
-
-
-def test_words_of_tutorials() -> None:
-    values, hints = translate_options(
-        {"run": "DQN", "name_env": "CartPole-v1", "num_cpus": 2, "num_gpus": 0.5, "checkpoint_freq": None}
-    )
-    assert values == {"algo": "dqn", "env": "CartPole-v1", "workers": 2}
-    assert hints == [
-        "--run DQN: taken as --algo dqn, fever's own; RLlib's is --algo rllib:DQN",
-        "--name-env CartPole-v1: the environment is the first argument: fever train CartPole-v1",
-        "--num-cpus 2: taken as --workers 2",
-        "--num-gpus 0.5: the learner uses a GPU if there is one",
-    ]
-    assert translate_options({"run": "MARWIL"})[0] == {"algo": "rllib:MARWIL"}
-    assert all(translate_options({"run": name.upper()})[0] == {"algo": name} for name in ALGORITHMS)
-    with pytest.raises(FeverError, match=r"--run: RLlib has no algorithm A3C"):
-        translate_options({"run": "A3C"})
-
-
-def test_words_with_objects() -> None:
-    words = {
-        "run": "PPO", "env": "PongNoFrameskip-v4", "num_workers": 4, "local_dir": "out",
-        "config": '{"num_sgd_iter": 3, "env_config": {"frameskip": 2}}',
-        "stop": '{"episode_reward_mean": 9, "time_total_s": 60}',
-    }  # fmt: skip
-    values, hints = translate_options(words)
-    assert values == {
-        "algo": "rllib:PPO",
-        "env": "ALE/Pong-v5",
-        "env_kwargs": {"repeat_action_probability": 0.0, "frameskip": 2},
-        "workers": 4,
-        "runs": "out",
-        "settings": {"num_epochs": 3},
-        "stop": {"reward": 9, "seconds": 60, "window": 100},
-    }
-    assert "--stop: taken as --stop-reward 9 --stop-time 60 --stop-window 100" in hints
-    assert len(hints) == len(set(hints))
-    assert "env" not in translate_options({"run": "PPO", "config": {"lr": 0.1}})[0]
-    with pytest.raises(FeverError, match="--config has settings of an RLlib algorithm; name it"):
-        translate_options({"config": {}})
-    with pytest.raises(FeverError, match="--stop is not JSON"):
-        translate_options({"stop": "{"})
