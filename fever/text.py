@@ -5,6 +5,14 @@ from __future__ import annotations
 import math
 import re
 
+STATUS = {  # stop reason -> how tables call a run that ended for it; other reasons are words already
+    "reward": "goal reached",
+    "steps": "step limit",
+    "iterations": "iter. limit",
+    "time": "time limit",
+    "trials": "trials done",
+    "limit": "job limit",
+}
 PHASES = {  # share of an iteration's time, a metric -> its name in displays and plots
     "time_env": "environment",
     "time_inference": "inference",
@@ -23,9 +31,9 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds for people: `8.3s`, `4m 05s`, `2h 10m`."""
+    """Seconds for people: `8.3s`, `40s`, `4m 05s`, `2h 10m`."""
     if seconds < 60:
-        return f"{seconds:.1f}s"
+        return f"{f'{seconds:.1f}'.removesuffix('.0')}s"
     minutes = math.floor(seconds / 60)
     if minutes < 60:
         return f"{minutes}m {int(seconds % 60):02d}s"
@@ -39,12 +47,29 @@ def format_bytes(count: float) -> str:
     return f"{count / 1e6:.1f} MB" if count < 1e9 else f"{count / 1e9:.1f} GB"
 
 
-def figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.1f}"
+def format_number(value: float | None) -> str:
+    """A return or a score with as many digits as it needs: `1,234.5`, `21.4`, `0.95`, `0.003`; `-` for None."""
+    if value is None:
+        return "-"
+    size = abs(value)
+    if size >= 10 or size == 0 or not math.isfinite(value):
+        return f"{value:,.{0 if size >= 1e5 else 1}f}"
+    if size < 1e-4:
+        return f"{value:.3g}"
+    whole, _, decimals = f"{value:.{2 - math.floor(math.log10(size))}f}".partition(".")
+    return f"{whole}.{decimals.rstrip('0') or '0'}"
+
+
+def format_count(value: float) -> str:
+    """A count in at most six characters: `950`, `24.6k`, `1.2M`."""
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= 0.99995 * limit:
+            return f"{value / limit:.1f}{unit}"
+    return f"{value:.0f}"
 
 
 def sparkline(values: list[float], width: int = 24) -> str:
-    """The course of a metric in one line of characters."""
+    """A curve as `width` characters; empty for fewer than two values."""
     if len(values) < 2:
         return ""
     picks = [values[round(place * (len(values) - 1) / (width - 1))] for place in range(width)]

@@ -13,7 +13,9 @@ import typer
 from fever import layout
 from fever.cli.jobs import Json
 from fever.errors import FeverError
+from fever.text import STATUS, format_count, format_number
 
+WIDE = 100  # columns of a terminal from which on the table of runs has all its own
 commands = typer.Typer()
 Runs = Annotated[str, typer.Option(envvar="FEVER_RUNS", help="Folder of run directories.")]
 RunName = Annotated[
@@ -43,7 +45,7 @@ def evaluate(
         print(json.dumps({"run": str(found.path), "checkpoint": chosen.iteration, **scores}))
         return
     title = f"{found.config.env}, checkpoint {chosen.iteration}, {episodes} episodes"
-    _table([(key.replace("_", " "), f"{value:,.2f}") for key, value in scores.items() if key != "episodes"], title)
+    _table([(key.replace("_", " "), format_number(value)) for key, value in scores.items() if key != "episodes"], title)
 
 
 @commands.command()
@@ -69,7 +71,7 @@ def watch(
     chosen = found.checkpoint(checkpoint)
     path = to or found.path / layout.VIDEOS / f"{chosen.path.name}.{'mp4' if can_write_mp4() else 'gif'}"
     total = record(chosen, source_of(found), path, steps, seed)
-    print(f"{path}: one episode, return {total:,.1f}")
+    print(f"{path}: one episode, return {format_number(total)}")
 
 
 @commands.command(name="runs")
@@ -83,20 +85,34 @@ def list_all(runs: Runs = "runs", as_json: Json = False) -> None:
     elif not rows:
         print(f"there is no run in {runs}; start one with: fever train CartPole-v1")
     else:
-        from rich.console import Console
-        from rich.table import Table
+        _print_runs(rows)
 
-        table = Table(box=None, header_style="bold")
-        for column in rows[0]:
-            table.add_column(column, justify="right" if column in ("steps", "return", "steps/s") else "left")
-        for row in rows:
-            table.add_row(*(f"{cell:,.1f}" if isinstance(cell, float) else f"{cell}" for cell in row.values()))
-        Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+def _print_runs(rows: list[dict[str, Any]]) -> None:
+    """A table that fits 80 columns, and with room for them has environments and algorithms too."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    columns = [name for name in rows[0] if console.width >= WIDE or name not in ("env", "algo")]
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    for name in columns:
+        table.add_column(name, justify="left" if name in ("run", "env", "algo", "status") else "right", no_wrap=True)
+    for row in rows:
+        cells = row | {
+            "status": STATUS.get(row["status"], row["status"]),
+            "steps": format_count(row["steps"]),
+            "return": format_number(row["return"]),
+            "steps/s": "-" if row["steps/s"] is None else format_count(row["steps/s"]),
+        }
+        table.add_row(*("-" if cells[name] is None else str(cells[name]) for name in columns))
+    console.print(table, highlight=False)
 
 
 def _run_row(run: Any) -> dict[str, Any]:
     row = {
-        "run": run.path.name, "env": "-", "algo": "-", "status": "damaged", "steps": 0, "return": "-", "steps/s": "-",
+        "run": run.path.name, "env": None, "algo": None, "status": "damaged", "workers": None, "steps": 0,
+        "return": None, "steps/s": None,
     }  # fmt: skip
     try:
         config, summary = run.config, run.summary or {}
@@ -105,9 +121,10 @@ def _run_row(run: Any) -> dict[str, Any]:
             "env": config.env,
             "algo": f"tune {config.algo}" if config.search else config.algo,
             "status": run.status,
+            "workers": "search" if config.search else config.workers,
             "steps": last.get("steps", 0),
-            "return": last.get("return_mean", "-"),
-            "steps/s": (summary or last).get("steps_per_second", "-"),
+            "return": last.get("return_mean"),
+            "steps/s": (summary or last).get("steps_per_second"),
         }
     except FeverError:  # one run does not hide the others; `fever show` says what is wrong with it
         return row
@@ -125,7 +142,8 @@ def show(run: RunName, runs: Runs = "runs", as_json: Json = False) -> None:
         described = {"run": str(found.path), "status": found.status, "config": config.model_dump(mode="json")}
         print(json.dumps({**described, "facts": facts, "last": last, "checkpoints": checkpoints}))
         return
-    _table([("status", found.status), ("started", facts["time"]), ("fever", facts["fever"])], str(found.path))
+    status = STATUS.get(found.status, found.status)
+    _table([("status", status), ("started", facts["time"]), ("fever", facts["fever"])], str(found.path))
     skipped = ("settings", "runs", "name")
     rows = [(key, plain(value)) for key, value in config.model_dump(mode="json").items() if key not in skipped]
     _table(rows + [(key, plain(value)) for key, value in config.settings.items()], "settings")

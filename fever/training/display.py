@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from fever.algos.registry import needs_trust
 from fever.config import RunConfig
 from fever.job import current_job
-from fever.text import PHASES, figure, format_duration, sparkline
+from fever.text import PHASES, format_duration, format_number, sparkline
 from fever.training.callbacks import Callback, TrainingInfo
 
 if TYPE_CHECKING:
@@ -25,8 +25,7 @@ REASONS = {
     "iterations": "the iteration limit was reached",
     "time": "the time limit was reached",
     "interrupted": "interrupted",
-    "limit": "the job's time is nearly over",
-    "failed": "failed",
+    "limit": "the job's time limit is near",
 }
 
 
@@ -146,12 +145,12 @@ class LiveDisplay(Display):
         done, rule = progress(self.config, row)
         left = remaining_seconds(self.config, row, self.rate.steps_per_second)
         bar = Table.grid(padding=(0, 1))
-        eta = f"at most {format_duration(left)} left" if left is not None else ""
-        bar.add_row(ProgressBar(total=1.0, completed=done, width=30), f"{done:.0%} of {rule}", Text(eta, style="dim"))
+        eta = f", {'' if self.config.stop.reward is None else 'at most '}{format_duration(left)} left" if left else ""
+        bar.add_row(ProgressBar(total=1.0, completed=done, width=30), f"{done:.0%} of {rule}{eta}")
         facts = Table.grid(padding=(0, 3))
-        facts.add_row("return", figure(row.get("return_mean")), Text(sparkline(self.history), style="cyan"))
+        facts.add_row("return", format_number(row.get("return_mean")), Text(sparkline(self.history), style="cyan"))
         facts.add_row("steps", f"{row['steps']:,}", f"{self.rate.steps_per_second:,.0f} steps/s")
-        facts.add_row("episodes", f"{row['episodes']:,}", f"length {figure(row.get('length_mean'))}")
+        facts.add_row("episodes", f"{row['episodes']:,}", f"length {format_number(row.get('length_mean'))}")
         facts.add_row("iteration", f"{row['iteration']:,}", format_duration(row["seconds"]))
         for line in algorithm_facts(row):
             facts.add_row(*line)
@@ -191,11 +190,11 @@ class Rate:
 
 
 def progress(config: RunConfig, row: dict[str, Any]) -> tuple[float, str]:
-    """How far the run is towards the stop rule that it is nearest to, and that rule in words."""
+    """The stop rule that the run is nearest to: the share that is done, from 0 to 1, and what it is a share of."""
     stop = config.stop
     rules: list[tuple[float, str]] = []
     if stop.reward is not None and stop.reward > 0 and row.get("return_mean") is not None:
-        rules.append((max(0.0, row["return_mean"] / stop.reward), f"return {stop.reward:g}"))
+        rules.append((max(0.0, row["return_mean"] / stop.reward), f"return {format_number(stop.reward)}"))
     if stop.steps is not None:
         rules.append((row["steps"] / stop.steps, f"{stop.steps:,} steps"))
     if stop.iterations is not None:
@@ -207,7 +206,7 @@ def progress(config: RunConfig, row: dict[str, Any]) -> tuple[float, str]:
 
 
 def remaining_seconds(config: RunConfig, row: dict[str, Any], rate: float) -> float | None:
-    """Seconds until the first of the rules that can be foretold; a return cannot."""
+    """Seconds until the first stop rule is met, at the present speed; None if only the return can end the run."""
     stop, guesses = config.stop, []
     if stop.steps is not None and rate > 0:
         guesses.append((stop.steps - row["steps"]) / rate)
@@ -227,10 +226,9 @@ def progress_line(row: dict[str, Any], rate: float) -> str:
         shares = f"lag {row['policy_lag']:.1f}  {shares}"
     if row.get("step_fraction") == 0:
         shares = f"step refused  {shares}"
-    return (
-        f"{format_duration(row['seconds']):>8}  {row['steps']:>11,} steps  return {figure(row.get('return_mean'))}  "
-        f"{rate:,.0f} steps/s  {shares}"
-    )
+    mean = format_number(row.get("return_mean"))
+    counters = f"{format_duration(row['seconds']):>8}  {row['steps']:>11,} steps"
+    return f"{counters}  return {mean}  {rate:,.0f} steps/s  {shares}"
 
 
 def algorithm_facts(row: dict[str, Any]) -> list[tuple[str, str, str]]:
@@ -259,11 +257,13 @@ def replay_facts(row: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 def closing_lines(summary: dict[str, Any]) -> list[str]:
     """How it ended and what can be done next."""
-    run, interrupted = summary["run"], summary["stop_reason"] in ("interrupted", "limit")
+    run, reason = summary["run"], summary["stop_reason"]
+    interrupted = reason in ("interrupted", "limit")
     trust = " --trust  (it reads pickles)" if interrupted and needs_trust(summary["algo"]) else ""
+    why = REASONS.get(reason, f"a callback stopped it ({reason})")
     return [
-        f"{REASONS[summary['stop_reason']]}: return {figure(summary['return_mean'])} after {summary['steps']:,} steps,"
-        f" {summary['episodes']:,} episodes, {format_duration(summary['seconds'])} "
+        f"{why}: return {format_number(summary['return_mean'])} after {summary['steps']:,} steps, "
+        f"{summary['episodes']:,} episodes, {format_duration(summary['seconds'])} "
         f"({summary['steps_per_second']:,.0f} steps/s)",
         f"run directory: {run}",
         f"next: fever {'resume' if interrupted else 'eval'} {run}{trust}",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from fever import layout
 from fever.config import RunConfig
-from fever.text import figure, format_duration
+from fever.text import format_duration, format_number
 from fever.training.display import for_audience
 from fever.tune.records import FAILED, FINISHED, RUNNING, STOPPED, WAITING, Record, best_of, ranked
 
@@ -74,7 +74,8 @@ class PlainTable:
             self.message(header(records, self.trials, self.printed - self.began, self.cores))
 
     def ended(self, record: Record) -> None:
-        what = record.error if record.error else f"score {figure(record.score)}, return {figure(record.return_mean)}"
+        numbers = f"score {format_number(record.score)}, return {format_number(record.return_mean)}"
+        what = record.error or numbers
         self.message(f"trial {record.number} {record.state}: {what}  ({settings_text(record.settings)})")
 
     def stop(self) -> None: ...
@@ -135,7 +136,7 @@ class LiveTable:
         room = max(3, self.console.height - 8)
         for record in ranked(records)[:room]:
             values = [plain(record.settings.get(name)) for name in names]
-            figures = (f"{record.steps:,}", figure(record.return_mean), figure(record.score))
+            figures = (f"{record.steps:,}", format_number(record.return_mean), format_number(record.score))
             row = [Text(text) for text in (str(record.number), *values, record.state, *figures)]
             table.add_row(*row, style=STYLES[record.state])
         parts: list[RenderableType] = [
@@ -155,7 +156,7 @@ def header(records: list[Record], trials: int, seconds: float, cores: float) -> 
     parts += [f"{states[state]} {state}" for state in (STOPPED, FAILED) if states[state]]
     best = best_of(records)
     if best is not None:
-        parts.append(f"best score {figure(best.score)} (trial {best.number})")
+        parts.append(f"best score {format_number(best.score)} (trial {best.number})")
     return ", ".join([*parts, f"{cores:g} cores"])
 
 
@@ -166,7 +167,9 @@ def closing_lines(summary: dict[str, Any]) -> list[str]:
     complete = summary["stop_reason"] == "trials"
     lines = [f"{'done' if complete else 'interrupted'}: {counts} in {format_duration(summary['seconds'])}"]
     if best is not None:
-        lines.append(f"best: trial {best['trial']}, score {figure(best['score'])}: {settings_text(best['settings'])}")
+        lines.append(
+            f"best: trial {best['trial']}, score {format_number(best['score'])}: {settings_text(best['settings'])}"
+        )
         lines.append(
             f"picture: {summary['picture']}   table: {run}/{layout.TRIALS_TABLE}   settings: {summary['best_file']}"
         )

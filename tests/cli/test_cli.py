@@ -72,7 +72,10 @@ def test_watch_films_an_episode(trained: dict[str, Any], tmp_path: Path, suffix:
 def test_runs_lists_and_show_describes(trained: dict[str, Any]) -> None:
     rows = json.loads(run_fever("runs", "--json", cwd=trained["folder"]).stdout)
     assert [(row["run"], row["status"]) for row in rows] == [("first", "reward")]
-    assert "first" in run_fever("runs", cwd=trained["folder"]).stdout
+    assert rows[0]["workers"] == 0
+    listed = run_fever("runs", cwd=trained["folder"]).stdout
+    assert listed.splitlines()[0].split() == ["run", "env", "algo", "status", "workers", "steps", "return", "steps/s"]
+    assert "first CartPole-v1 ppo  goal reached" in listed
     shown = run_fever("show", "first", cwd=trained["folder"]).stdout
     assert "learning_rate" in shown
     assert "return_mean" in shown

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import io
+from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from fever.training.display import Rate, algorithm_facts, progress_line
+from fever.config import RunConfig
+from fever.training.display import LiveDisplay, Rate, algorithm_facts, closing_lines, progress_line
 
 COMMON = {"seconds": 3.2, "steps": 24_000, "return_mean": 310.0}
 
@@ -42,3 +46,31 @@ def test_the_rate_of_a_first_iteration_is_its_own() -> None:
     for seconds, steps in ((4.0, 1000), (5.0, 3000), (6.0, 6000)):
         rate.add(COMMON | {"seconds": seconds, "steps": steps, "steps_per_second": 250.0})
         assert rate.steps_per_second == {4.0: 250.0, 5.0: 2000.0, 6.0: 2500.0}[seconds]
+
+
+@pytest.mark.parametrize(
+    ("stop", "text"),
+    [
+        ({"seconds": 40}, "29% of 40s, 28.4s left"),
+        ({"seconds": 40, "reward": 1e6}, "29% of 40s, at most 28.4s left"),
+        ({"reward": 620}, "50% of return 620.0 "),
+    ],
+)
+def test_the_panel_says_how_much_is_done_and_left(stop: dict[str, Any], text: str) -> None:
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    display = LiveDisplay(console)
+    display.start(RunConfig(env="CartPole-v1", stop=stop), Path("runs/a"))
+    display._draw(COMMON | {"seconds": 11.6, "iteration": 3, "episodes": 2})
+    display.stop()
+    assert text in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_closing_lines_name_the_reason() -> None:
+    summary = {
+        "run": "runs/a", "algo": "ppo", "return_mean": 0.003, "steps": 2000, "episodes": 3, "seconds": 40.0,
+        "steps_per_second": 50.0,
+    }  # fmt: skip
+    ended, stopped = (closing_lines(summary | {"stop_reason": reason}) for reason in ("time", "plateau"))
+    numbers = "return 0.003 after 2,000 steps, 3 episodes, 40s (50 steps/s)"
+    assert ended == [f"the time limit was reached: {numbers}", "run directory: runs/a", "next: fever eval runs/a"]
+    assert stopped[0] == f"a callback stopped it (plateau): {numbers}"
