@@ -1,8 +1,7 @@
-"""`fever doctor --on ...`: what would keep a job's machines from working together, a line each.
+"""`fever doctor --on ...`: problems that would keep a job's machines from working together, one line each.
 
-Under a launcher, every rank announces what its host is like, then tries to reach every other host by name and by
-connection; rank 0 prints. Inside a Slurm allocation the ranks are started by `srun`, outside of one only the way to the
-scheduler can be looked at.
+Every rank describes its host, then tries to resolve and to reach every other host; rank 0 prints what was found.
+Inside a Slurm allocation `srun` starts the ranks. Outside of an allocation only the scheduler itself is examined.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from fever.launch.rendezvous.launchers import Rank
 from fever.launch.rendezvous.member import Lost, Member, Unwritable, absent_hosts, writing
 from fever.launch.targets import Allocation, Ssh, load_target
 
-CONNECT_SECONDS = 3.0  # until a port of another host must have answered
-CLOCK_SECONDS = 2.0  # by which clocks may differ
-MEET_SECONDS = 60.0  # until when all ranks must have come
-LIMITS = {"files": 1024, "processes": 1024}  # ulimits that are too low for Ray
+CONNECT_SECONDS = 3.0  # for a port of another host to answer
+CLOCK_SECONDS = 2.0  # the most by which clocks may differ
+MEET_SECONDS = 60.0  # for all ranks to arrive
+LIMITS = {"files": 1024, "processes": 1024}  # ulimits below these are too low for Ray
 
 
 def examine_target(on: str, runs: Path) -> list[Finding]:
@@ -65,14 +64,14 @@ def examine_folder(runs: Path) -> Finding:
 
 
 def examine_ranks(target: Allocation, rank: Rank, runs: Path) -> list[Finding]:
-    """Meet the other ranks and look at what is between the hosts."""
+    """Examine all hosts and the network between them, together with the other ranks; empty in ranks other than 0."""
     seconds = min(target.connect_seconds, MEET_SECONDS)
     folder = JobFolder(runs / f".doctor-{rank.launch or 'ranks'}")
     examiner = Examiner(folder, target.model_copy(update={"connect_seconds": seconds}), rank)
     try:
         findings = examiner.run()
     except (FeverError, Lost) as error:
-        findings = [Finding("problem", "meeting", f"{examiner.host}: {error}")]
+        findings = [Finding("problem", "rendezvous", f"{examiner.host}: {error}")]
         if isinstance(error, Unwritable):
             return findings
         if examiner.leads:
@@ -86,7 +85,7 @@ def examine_ranks(target: Allocation, rank: Rank, runs: Path) -> list[Finding]:
 
 
 class Examiner(Member):
-    """One rank that looks at its host, and from its host at the others."""
+    """One rank that examines its host, and the connections from it to the others."""
 
     def run(self) -> list[Finding]:
         with socket.create_server((host.own_address(self.target.interface), 0)) as server:
@@ -95,7 +94,7 @@ class Examiner(Member):
             if not self.leads:
                 plan = self.join()
                 self.folder.write(f"views/{self.rank.number}.json", {"plan": plan["id"], **self.look(plan)})
-                self.until(lambda: self.own(EXIT), lambda: "rank 0 did not say what it found")
+                self.until(lambda: self.own(EXIT), lambda: "rank 0 published no findings")
                 return []
             with writing(self.host, self.folder.path):
                 self.folder.clear()
@@ -118,14 +117,14 @@ class Examiner(Member):
         return {**super().describe(), **more}
 
     def look(self, plan: dict[str, Any]) -> dict[str, Any]:
-        """From this host: which others have no name here, and which do not answer."""
+        """The other hosts whose names this host cannot resolve, and those that do not answer it."""
         others = {name: tuple(address) for name, address in plan["addresses"].items() if name != self.host}
         nameless = [name for name in others if not _resolves(name)]
         silent = [name for name, address in others.items() if not _reaches(address)]
         return {"host": self.host, "nameless": nameless, "silent": silent}
 
     def _view(self, number: int) -> dict[str, Any]:
-        return self.until(lambda: self.own(f"views/{number}.json"), lambda: f"rank {number} did not say what it sees")
+        return self.until(lambda: self.own(f"views/{number}.json"), lambda: f"rank {number} published no findings")
 
     def _written(self, number: int) -> float:
         """When a rank announced itself, by the file server's clock."""
@@ -156,9 +155,10 @@ def _reaches(address: tuple[Any, ...]) -> bool:
 def report(
     ranks: dict[int, dict[str, Any]], views: list[dict[str, Any]], offsets: dict[int, float], folder: Path
 ) -> list[Finding]:
-    """What rank 0 prints: one line for each thing that was looked at, a problem names its hosts.
+    """What rank 0 prints: one finding per topic; a problem names its hosts.
 
-    `ranks`: what each is like; `views`: what each sees of the others; `offsets`: clocks against the file server's.
+    `ranks`: the facts of every rank; `views`: the result of `look` of every rank; `offsets`: seconds by which the clock
+    of a rank is ahead of the file server's.
     """
     first = {facts["host"]: facts for _, facts in sorted(ranks.items(), reverse=True)}
     absent = absent_hosts(first)
@@ -182,7 +182,7 @@ def report(
         ], note=True),
         _line("open files", "allowed; Ray wants more: ulimit -n 4096", "enough", few["files"]),
         _line("processes", "allowed; Ray wants more: ulimit -u 4096", "enough", few["processes"], note=True),
-        _line("variables", "(unset for Ray and the training)", "no traps", [
+        _line("variables", "(unset for Ray and the training)", "none of those that disturb Ray", [
             f"{name} has {', '.join(facts['traps'])}" for name, facts in first.items() if facts["traps"]
         ], note=True),
         _line("scratch", "cannot be used or is full", "there is room", [
@@ -205,5 +205,5 @@ def _other(first: dict[str, dict[str, Any]], name: str, wanted: str) -> list[str
 
 
 def _pairs(views: list[dict[str, Any]], kind: str) -> list[str]:
-    """`node2 from node1`, for all that one host cannot see of another."""
+    """`node2 from node1`, for every host that cannot be seen from another."""
     return sorted({f"{other} from {view['host']}" for view in views for other in view[kind]})

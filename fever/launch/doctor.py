@@ -1,4 +1,4 @@
-"""`fever doctor`: what this machine has, and the traps that it holds."""
+"""`fever doctor`: what is installed on this machine, and settings of it that are known to cause trouble."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Finding(NamedTuple):
 
 
 def examine() -> list[Finding]:
-    """All findings, the worst not first: in the order that a person would look."""
+    """All findings about this machine, in a fixed order."""
     return [*_software(), *_hardware(), *_accelerators(), *_options(), *_traps()]
 
 

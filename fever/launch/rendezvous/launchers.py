@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fever.errors import FeverError
 
-LAUNCHERS = {  # name -> variables of: rank, number of ranks, and together what names a launch (all that are set)
+LAUNCHERS = {  # name -> variables of: the rank, the number of ranks, and those that together name a launch
     "OpenMPI": (
         "OMPI_COMM_WORLD_RANK",
         "OMPI_COMM_WORLD_SIZE",
@@ -23,10 +23,13 @@ LAUNCHERS = {  # name -> variables of: rank, number of ranks, and together what 
     "PMI": ("PMI_RANK", "PMI_SIZE", ("PMI_JOBID",)),
     "Slurm": ("SLURM_PROCID", "SLURM_NTASKS", ()),
 }
-STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID")  # a batch script has the rank's variable, too, but is no step
+STEP = (
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+)  # the variables of a job step; a batch script has SLURM_PROCID without being a step
 INTERACTIVE = 0xFFFFFFF0  # steps from here on are Slurm's own: the shell of salloc, the batch script
 PREFIXES = ("OMPI_", "PMIX_", "PMI_", "HYDI_", "HYDRA_", "MPI_LOCAL", "PALS_", "ALPS_", "JSM_", "PRTE_")
-BINDING = ("OpenMPI", "PMI")  # bind ranks to cores by themselves, on machines that belong to the user
+BINDING = ("OpenMPI", "PMI")  # these bind ranks to cores by default, on machines that are all the user's
 
 
 @dataclass(frozen=True)
@@ -36,11 +39,11 @@ class Rank:
     launcher: str
     number: int
     size: int | None  # None: the launcher does not say
-    launch: str | None  # a name that all ranks of this launch have, and no other launch
+    launch: str | None  # a name that the ranks of this launch share, and no other launch has
 
 
 def find_rank(environ: Mapping[str, str] = os.environ) -> Rank:
-    """Which rank this process is."""
+    """Which rank this process is; raises FeverError if no launcher has started it."""
     step = "-".join(environ[name] for name in STEP) if all(environ.get(name) for name in STEP) else None
     if step and int(environ["SLURM_STEP_ID"]) >= INTERACTIVE:
         step = None
@@ -50,7 +53,7 @@ def find_rank(environ: Mapping[str, str] = os.environ) -> Rank:
             launch = "-".join(environ[name] for name in names if environ.get(name))
             if not launch and launcher in ("PMI", "Slurm"):
                 launch = _hydra() or step or ""
-                if launch == step:  # srun's own PMI: nobody but Slurm has bound the ranks
+                if launch == step:  # srun's own PMI: only Slurm has bound the ranks
                     launcher = "Slurm"
             if count and not (count.isdecimal() and int(count)):
                 raise FeverError(f"the number of ranks is {count!r}; FEVER_RANKS takes a number from 1 on")
@@ -62,14 +65,14 @@ def find_rank(environ: Mapping[str, str] = os.environ) -> Rank:
 
 
 def _short(launch: str) -> str | None:
-    """A name for people, as part of a folder's."""
+    """A short name of a launch, for folders; None if it is empty."""
     if len(launch) > 20 or ":" in launch:
         return hashlib.sha256(launch.encode()).hexdigest()[:8]
     return re.sub(r"[^\w.]+", "-", launch).strip("-") or None
 
 
 def _hydra() -> str | None:
-    """MPICH sets no name for a launch, but its proxies, the ancestors of all ranks, were told where mpiexec listens."""
+    """A name for MPICH's launch: the address of mpiexec, from the command line of its proxy, the ranks' ancestor."""
     process = os.getppid()
     for _ in range(4):  # there may be a shell in between
         try:
@@ -83,5 +86,5 @@ def _hydra() -> str | None:
 
 
 def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
-    """An environment for programs that are no ranks themselves: a simulator that uses MPI would take itself for one."""
+    """An environment without the launcher's variables: with them, a simulator that uses MPI thinks it is a rank."""
     return {name: value for name, value in environ.items() if not name.startswith(PREFIXES)}

@@ -1,8 +1,8 @@
-"""One rank among those that meet: announcing itself, waiting for the others, leaving together.
+"""One rank of a rendezvous: it announces itself, waits for the others, and leaves together with them.
 
-Rank 0 clears the meeting place, waits for the others, and answers them with a plan that names them; the others wait for
-a plan that does. Everybody knows by a number drawn for this meeting who belongs to it, so files of an earlier meeting
-in the same folder, of a job that was killed and requeued, mislead nobody.
+Ranks exchange files in the job's folder. Rank 0 clears it, waits for the others, and publishes a plan that lists them;
+the others wait for a plan that lists them. Every rank draws a random number (nonce) that the plan repeats, so files of
+an earlier attempt in the same folder, of a job that was killed and requeued, are recognised.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from fever.launch.rendezvous.launchers import BINDING, Rank
 from fever.launch.targets import Allocation, allocated_hosts
 
 POLL_SECONDS = 0.1
-AGAIN_SECONDS = 1.0  # between two announcements of a rank that has had no answer
-BEAT_SECONDS = 2.0  # between two signs of life of rank 0
-LOST_SECONDS = 60.0  # without one, after which the others give up; file servers may be away for a while
-DISMISS_SECONDS = 10.0  # from the beginning, for ranks to come and hear that it failed; they wait as much longer
-LEAVE_SECONDS = 8.0  # for the last rank to clean up, before the others leave without it
-SETTLE_SECONDS = 5.0  # without a new rank, after which all have come, where the launcher does not say how many
+AGAIN_SECONDS = 1.0  # between two announcements of a rank that is not in a plan yet
+BEAT_SECONDS = 2.0  # between two heartbeats of rank 0
+LOST_SECONDS = 60.0  # without a heartbeat, after which the others give up; file servers may hang for a while
+DISMISS_SECONDS = 10.0  # from the start, for ranks to arrive and read that rank 0 failed; they wait longer by this
+LEAVE_SECONDS = 8.0  # for the last rank to clean up, before the others exit
+SETTLE_SECONDS = 5.0  # without a new rank, after which all have arrived, if the launcher does not say how many
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
 class Unwritable(FeverError):
-    """The meeting place cannot be written to: nobody can be told anything there."""
+    """The job's folder cannot be written to, so the other ranks cannot be told."""
 
 
 class Lost(Exception):
-    """This rank cannot go on; its text says why."""
+    """This rank cannot continue, for the reason in the text."""
 
     def __init__(self, text: str, code: int = 1) -> None:
         super().__init__(text)
@@ -48,7 +48,7 @@ class Lost(Exception):
 
 
 class Member:
-    """One rank of a meeting."""
+    """One rank of a rendezvous."""
 
     def __init__(self, folder: JobFolder, target: Allocation, rank: Rank, lifeline: int = -1) -> None:
         """`lifeline`: the reading end of a pipe that closes when this rank is to stop."""
@@ -57,12 +57,12 @@ class Member:
         self.nonce = secrets.token_hex(8)
         self.begin = time.monotonic()
         self.plan: dict[str, Any] = {}
-        self.signalled = 0  # the last signal
-        self.orphaned = False  # the lifeline broke
-        self.seen, self.seen_at = 0, 0.0  # ranks, and since when there are no more
-        self.beats, self.beaten = 0, 0.0  # signs of life, and when the last one was given
+        self.signalled = 0  # number of the last signal
+        self.orphaned = False  # the lifeline closed: the launcher has killed this rank
+        self.seen, self.seen_at = 0, 0.0  # ranks that have arrived, and when the last one did
+        self.beats, self.beaten = 0, 0.0  # heartbeats, and when the last one was written
         self.announced = 0.0
-        self.patient = False  # waits for the end: asks the file server less often
+        self.patient = False  # it waits for the job's end: poll the file server less often
         self.lifeline = lifeline
         self.wake, writer = os.pipe()
         os.set_blocking(writer, False)
@@ -78,11 +78,11 @@ class Member:
         return self.rank.number == 0
 
     def log(self, text: str, loud: bool = False) -> None:
-        """One line with time, rank and host, in the host's log; from rank 0 or when it matters also on stderr."""
+        """Write a line with time, rank and host to the host's log; if `loud`, and always in rank 0, also to stderr."""
         line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} rank {self.rank.number} {self.host}: {text}\n"
         own = self.folder.log_of(self.host)
         for path in (own, self.folder.log) if self.leads and not self.target.supervised else (own,):
-            with suppress(OSError):  # what launchers of ranks print is kept by nobody else
+            with suppress(OSError):  # without a scheduler, nobody else keeps what the launcher prints
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with open(path, "a") as file:
                     file.write(line)
@@ -97,11 +97,11 @@ class Member:
     # waiting
 
     def pause(self) -> None:
-        """A moment, shorter if a signal comes or the lifeline breaks."""
+        """Sleep for a polling interval, shorter if a signal comes or the lifeline closes; rank 0 writes heartbeats."""
         if self.leads and time.monotonic() - self.beaten >= BEAT_SECONDS:
             self.beats, self.beaten = self.beats + 1, time.monotonic()
             with suppress(OSError):
-                self.folder.write_text(ALIVE, f"{sign_of(self.rank)} {self.beats}")
+                self.folder.write_text(ALIVE, f"{launch_name(self.rank)} {self.beats}")
         ranks = self.rank.size or len(self.plan.get("members", ()))
         interval = max(POLL_SECONDS, ranks / (200 if self.patient else 1000))
         watched = [self.wake] + ([self.lifeline] if self.lifeline >= 0 else [])
@@ -113,7 +113,8 @@ class Member:
             self.signalled = self.signalled or signal.SIGTERM
 
     def until(self, condition: Callable[[], Any], what: Callable[[], str]) -> Any:
-        """Wait for something; raises when it takes too long, or when this rank is told to stop."""
+        """Wait until a condition is true and return its value. Raises FeverError(what()) when it takes too long, and
+        Lost when this rank is told to stop."""
         seconds = self.target.connect_seconds
         deadline = time.monotonic() + seconds + (0 if self.leads else min(DISMISS_SECONDS, seconds))
         while not (found := condition()):
@@ -126,28 +127,28 @@ class Member:
             self.pause()
         return found
 
-    # meeting
+    # rendezvous
 
     def describe(self) -> dict[str, Any]:
-        """What the others need to know of this rank."""
+        """The facts about this rank that the others need."""
         allotted = os.environ.get("SLURM_CPUS_ON_NODE") if self.rank.launcher == "Slurm" else None
         return {**host.describe_host(), "nonce": self.nonce, "allotted": int(allotted) if allotted else None}
 
     def announce(self) -> None:
         self.announced = time.monotonic()
         with suppress(FileNotFoundError), writing(self.host, self.folder.path):
-            # not found: rank 0 clears the place right now; `_own_plan` announces again
+            # not found: rank 0 is clearing the folder right now; `_own_plan` announces again
             self.folder.write(f"{RANKS}/{self.rank.number}.json", self.describe())
 
     def gather(self, **more: Any) -> dict[int, dict[str, Any]]:
-        """Rank 0: wait for all others and publish the plan, with these further facts; returns who they are."""
+        """Rank 0: wait for all others and publish the plan, with further facts; returns the facts of every rank."""
         ranks = self.until(self.arrivals, self.missing)
         check_versions(ranks)
         self.publish(ranks, more)
         return ranks
 
     def join(self) -> dict[str, Any]:
-        """The others: announce this rank and wait for a plan that has it."""
+        """The others: announce this rank and wait for a plan that lists it."""
         self.announce()
         seconds = self.target.connect_seconds
         self.plan = self.until(
@@ -157,7 +158,7 @@ class Member:
         return self.plan
 
     def dismiss(self, code: int, reason: str = "") -> None:
-        """Rank 0: tell every rank how it ended; those, too, that come in the next moments if it failed early."""
+        """Rank 0: publish the exit code for every rank; after an early failure, also for those that still arrive."""
         if not self.plan:
             deadline = self.begin + (0 if self.signalled else min(DISMISS_SECONDS, self.target.connect_seconds))
             while (ranks := self.arrivals()) is None and time.monotonic() < deadline:
@@ -166,12 +167,12 @@ class Member:
         self.folder.write(EXIT, {"plan": self.plan["id"], "code": code, "reason": reason})
 
     def own(self, name: str) -> dict[str, Any] | None:
-        """A file of this meeting, not of an earlier one."""
+        """A file of this rendezvous, not of an earlier attempt."""
         found = self.folder.read(name)
         return found if found is not None and found["plan"] == self.plan["id"] else None
 
     def leave(self) -> None:
-        """Wait until all have cleaned up, but not for ever: some launchers kill the rest when the first one goes."""
+        """Wait for a limited time until all have cleaned up: some launchers kill the others when one rank exits."""
         if not self.plan:
             (self.folder.path / RANKS / f"{self.rank.number}.json").unlink(missing_ok=True)
         elif str(self.rank.number) in self.plan["members"]:
@@ -181,7 +182,7 @@ class Member:
                 self.pause()
 
     def _others_here(self) -> bool:
-        """Whether somebody still cleans up. Rank 0 counts; for the others all have left when it has tidied up."""
+        """Whether other ranks are still cleaning up. Rank 0 counts them; the others wait until the plan is gone."""
         if self.leads:
             return len(self.folder.names(LEFT)) < len(self.plan["members"])
         return self.folder.read_text(PLAN) is not None
@@ -189,22 +190,23 @@ class Member:
     # rank 0's part
 
     def _here(self) -> dict[int, dict[str, Any]]:
-        """Who has come so far."""
+        """The facts of the ranks that have arrived so far."""
         ranks = {int(Path(name).stem): self.folder.read(f"{RANKS}/{name}") for name in self.folder.names(RANKS)}
         return {number: facts for number, facts in sorted(ranks.items()) if facts is not None}
 
     def arrivals(self) -> dict[int, dict[str, Any]] | None:
-        """Who all ranks are, once they have come; where nobody says how many there are, at least one per machine."""
+        """The facts of all ranks once all have arrived, else None. If the launcher does not say how many there are, the
+        target's minimum must have arrived, and no new one for a while."""
         least = self.rank.size or self.target.least_ranks
         if len(self.folder.names(RANKS)) < least or len(here := self._here()) < least:
-            return None  # one that is just announcing itself again cannot be read
+            return None  # a rank that is announcing itself again cannot be read for a moment
         if len(here) != self.seen:
             self.seen, self.seen_at = len(here), time.monotonic()
         settled = self.rank.size or time.monotonic() - self.seen_at >= SETTLE_SECONDS
         return here if settled else None
 
     def missing(self) -> str:
-        """Which ranks and hosts have not come, as far as the scheduler says who they are."""
+        """A sentence about the ranks that did not arrive, with their hosts if the scheduler lists them."""
         here = self._here()
         missing = [str(number) for number in range(self.rank.size or 0) if number not in here]
         came = sorted({facts["host"] for facts in here.values()})
@@ -218,7 +220,7 @@ class Member:
         )
 
     def publish(self, ranks: dict[int, dict[str, Any]], more: dict[str, Any]) -> None:
-        """The plan: one node per host, for its lowest rank, with all cores that the host's ranks may use."""
+        """Write the plan: one node of Ray per host, started by its lowest rank, with all cores of the host's ranks."""
         hosts: dict[str, list[dict[str, Any]]] = {}
         for number, facts in ranks.items():
             hosts.setdefault(facts["host"], []).append({**facts, "rank": number})
@@ -228,8 +230,8 @@ class Member:
         self.folder.write(PLAN, self.plan)
 
     def cores(self, ranks: list[dict[str, Any]]) -> dict[str, Any]:
-        """The cores that a host's Ray may run on, and how many it offers: those of its ranks, or all if the launcher
-        bound each rank to a few by itself."""
+        """The cores that a host's Ray may run on (`cpus`), and how many it offers (`cores`): those of the host's ranks,
+        or all that the host allows if the launcher binds each rank to a few by default."""
         cpus = sorted({cpu for facts in ranks for cpu in facts["cpus"]})
         if self.rank.launcher in BINDING:
             cpus = ranks[0]["allowed_cpus"]
@@ -240,7 +242,7 @@ class Member:
     # the others' part
 
     def _own_plan(self) -> dict[str, Any] | None:
-        """The plan, if it is of this meeting; announces this rank again if rank 0 cleared the place after it came."""
+        """The plan if it lists this rank, else None; announces it again, in case rank 0 has cleared the folder."""
         plan = self.folder.read(PLAN)
         if plan is not None and plan["members"].get(str(self.rank.number)) == self.nonce:
             return plan
@@ -249,18 +251,18 @@ class Member:
         return None
 
 
-def sign_of(rank: Rank) -> str:
-    """By which the ranks of one launch know their own sign of life from another launch's."""
+def launch_name(rank: Rank) -> str:
+    """The first word of a heartbeat, by which ranks recognise those of their own launch."""
     return rank.launch or "unnamed"
 
 
 def refuse_occupied(folder: JobFolder, rank: Rank) -> None:
-    """Leave a place alone where another launch is meeting right now: its rank 0 gives signs of life."""
+    """Refuse a folder in which another launch is running: the heartbeat of its rank 0 changes."""
     first = folder.read_text(ALIVE)
     deadline = time.monotonic() + 2 * BEAT_SECONDS
     while time.monotonic() < deadline:
         newest = folder.read_text(ALIVE)
-        if newest is None or newest.split()[0] == sign_of(rank):  # rank 0 of this launch may be there already
+        if newest is None or newest.split()[0] == launch_name(rank):  # rank 0 of this launch may have started already
             return
         if newest != first:
             raise FeverError(f"{folder.path.parent} is being trained by another job; choose another --name")
@@ -281,7 +283,7 @@ def check_versions(ranks: dict[int, dict[str, Any]]) -> None:
 
 @contextmanager
 def writing(host: str, place: Path) -> Iterator[None]:
-    """A disk that is full, or a folder that may not be written to, becomes a sentence."""
+    """Turn a full disk, or a folder without permission, into an error of one sentence."""
     try:
         yield
     except FileNotFoundError:

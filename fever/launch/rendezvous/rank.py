@@ -1,14 +1,14 @@
-"""The one rendezvous: every rank of a job runs this, whatever launcher has started it.
+"""What every rank of a job runs, whichever launcher has started it.
 
-    rank 0: clear the meeting place, wait for the others, publish the plan, start and publish Ray's head, run the
-            driver, publish its exit code
+    rank 0: clear the job's folder, wait for the others, publish the plan, start Ray's head and publish its address,
+            run the driver, publish its exit code
     lowest rank of every other host: announce itself, wait for plan and head, start Ray, wait for the exit code
     further ranks on a host: wait for the exit code
     all: stop their own Ray, remove their temporary folder, wait until all have done so, exit with that code
 
-A rank is two processes. The outer one is what the launcher knows. The inner one, the keeper, has a session of its own,
-so that it outlives launchers that kill ranks within a second: it saves and cleans up when the outer one is signalled or
-dies.
+A rank is two processes. The outer one is the launcher's child. The inner one, `RankProcess`, does the work in a session
+of its own, so that it survives launchers that kill ranks within a second: it saves and cleans up when the outer process
+is signalled or dies.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ from fever.launch.rendezvous.member import (
 from fever.launch.targets import Allocation, restore_target
 from fever.sampling.ray_cluster import RAY_SETTINGS
 
-SEE_SECONDS = 10.0  # until a host must see what the submitting one has written
-SAVE_SECONDS = 60.0  # for a driver that was told to stop
+SEE_SECONDS = 10.0  # for the files of the submitting host to become visible
+SAVE_SECONDS = 60.0  # for a driver to save that was told to stop
 CANCEL_SECONDS = 20.0  # the same, if a scheduler cancels: most give half a minute before they kill everything
-RAY_EXITED_SECONDS = 10.0  # without a sign of life from rank 0, for a rank whose Ray has ended
-ORPHAN_SECONDS = 5.0  # the same, in a rank that was killed, perhaps alone
+RAY_EXITED_SECONDS = 10.0  # without a heartbeat of rank 0, in a rank whose Ray has exited
+ORPHAN_SECONDS = 5.0  # for the driver's exit code, in a rank that was killed, perhaps alone
 RAY = {
     **RAY_SETTINGS,
-    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # nobody's work is moved elsewhere when a job ends
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # no work is moved to other nodes when a job ends
     "RAY_health_check_initial_delay_ms": "0",  # a dead machine is noticed after a few seconds instead of 13,
-    "RAY_health_check_period_ms": "1000",  # but one that starves for a moment is not taken for dead
+    "RAY_health_check_period_ms": "1000",  # but one that is starved of CPU for a moment is not taken for dead
     "RAY_health_check_timeout_ms": "2000",
     "RAY_health_check_failure_threshold": "5",
 }
@@ -80,12 +80,12 @@ RAY = {
 def run_rank(folder: JobFolder, target: Allocation, rank: Rank, prepare: Callable[[], None] = lambda: None) -> int:
     """Take part in a job as one rank; returns the exit code. Call it before this process has threads.
 
-    Rank 0 calls `prepare` once it has the meeting place for itself; what that refuses, all ranks learn.
+    Rank 0 calls `prepare` once the folder is its own; a FeverError that it raises ends all ranks.
     """
     refuse_occupied(folder, rank)
     lifeline, held = os.pipe()
-    keeper = os.fork()
-    if keeper == 0:
+    inner = os.fork()
+    if inner == 0:
         code = 1
         try:
             os.setsid()
@@ -97,15 +97,15 @@ def run_rank(folder: JobFolder, target: Allocation, rank: Rank, prepare: Callabl
 
     def forward(number: int, frame: Any) -> None:
         with suppress(ProcessLookupError):
-            os.kill(keeper, number)
+            os.kill(inner, number)
 
     for number in SIGNALS:
         signal.signal(number, forward)
-    return system.exit_code(os.waitstatus_to_exitcode(os.waitpid(keeper, 0)[1]))
+    return system.exit_code(os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1]))
 
 
 class RankProcess(Member):
-    """What one rank does: its host's node of Ray, and on rank 0 the driver."""
+    """The inner process of one rank: runs its host's node of Ray, and in rank 0 the driver."""
 
     def __init__(
         self, folder: JobFolder, target: Allocation, rank: Rank, lifeline: int, prepare: Callable[[], None]
@@ -118,16 +118,16 @@ class RankProcess(Member):
         self.ray: subprocess.Popen[bytes] | None = None
         self.driver: subprocess.Popen[bytes] | None = None
         self.born = time.time()
-        self.printing: list[threading.Thread] = []  # pass on what the driver prints
-        self.connected = False  # this host's Ray has joined,
-        self.ray_exited = False  # and has ended, perhaps with the head
-        self.ended = 0.0  # when the driver did
-        self.ending: dict[str, Any] | None = None  # of an earlier job here,
-        self.refused = False  # which `prepare` leaves alone
-        self.leader_lost = False  # rank 0 is lost
+        self.printing: list[threading.Thread] = []  # copy the driver's output
+        self.connected = False  # this host's Ray has joined
+        self.ray_exited = False  # this host's Ray has exited, perhaps because the head has
+        self.ended = 0.0  # when the driver ended
+        self.ending: dict[str, Any] | None = None  # the exit.json of an earlier job in this folder
+        self.refused = False  # `prepare` refused this job
+        self.leader_lost = False  # rank 0 writes no heartbeats any more
 
     def run(self) -> int:
-        """From arriving to leaving; returns the exit code, which is the driver's."""
+        """Do everything from arriving to leaving; returns the driver's exit code."""
         system.adopt_orphans()
         code, reason, told = 1, "", True
         try:
@@ -153,7 +153,7 @@ class RankProcess(Member):
         return code
 
     def _put_back(self) -> None:
-        """How an earlier job in this folder ended, if this one was refused before it began."""
+        """Restore the exit.json of an earlier job in this folder if this one was refused before it began."""
         if not self.refused:
             return
         if self.ending is not None:
@@ -162,7 +162,7 @@ class RankProcess(Member):
             (self.folder.path / EXIT).unlink(missing_ok=True)
 
     def _tidy_for_rank_0(self) -> None:
-        """Leave no token behind where rank 0 cannot see to it, because its machine died: it gives no sign of life."""
+        """Remove the token and other files if rank 0 cannot, because its machine died: there are no heartbeats."""
         if not self.plan or not (self.leader_lost or self.orphaned):
             return
         beat, deadline = self.folder.read_text(ALIVE), time.monotonic() + RAY_EXITED_SECONDS
@@ -184,7 +184,7 @@ class RankProcess(Member):
             self.announce()
             self.prepare()
         self.refused = False
-        self.log(f"meeting in {self.folder.path}" + (f", {self.rank.size} ranks" if self.rank.size else ""))
+        self.log(f"rendezvous in {self.folder.path}" + (f", {self.rank.size} ranks" if self.rank.size else ""))
         own = host.own_address(self.target.interface)
         self.gather(ship=self.ship, connect_seconds=self.target.connect_seconds)
         self._start_ray(own, self.plan["nodes"][self.host])
@@ -197,7 +197,7 @@ class RankProcess(Member):
         return code
 
     def _start_driver(self) -> subprocess.Popen[bytes]:
-        """The training itself, in a process of its own; a run that has a checkpoint goes on from there."""
+        """Start the training in a process of its own; a run that has a checkpoint is resumed."""
         folder = self.folder.path
         words = ["resume", str(folder.parent)] if self.folder.saved else ["train", "-f", str(folder / RUN)]
         words += (self.folder.read(RECORD) or {}).get("flags", [])
@@ -211,7 +211,7 @@ class RankProcess(Member):
         return driver
 
     def _print(self, lines: IO[bytes], stream: TextIO) -> None:
-        """What the driver prints goes to the terminal and into the job's log."""
+        """Copy what the driver prints to the terminal and to the job's log."""
         with open(self.folder.log, "ab", buffering=0) as log:
             for line in lines:
                 log.write(line)
@@ -220,7 +220,7 @@ class RankProcess(Member):
                     stream.flush()
 
     def _drive(self, driver: subprocess.Popen[bytes]) -> int:
-        """Wait for the driver; whoever tells this rank to stop, tells it. Returns its exit code."""
+        """Wait for the driver, and pass on requests to stop; returns its exit code."""
         deadline, limit, late = float("inf"), False, False
         while driver.poll() is None:
             stop = self.folder.read_text(STOP)
@@ -238,19 +238,19 @@ class RankProcess(Member):
         for thread in self.printing:
             thread.join(timeout=5)
         code = system.exit_code(driver.returncode)
-        if late and limit and self.folder.saved:  # in the middle of a long iteration: it goes on from what it saved
+        if late and limit and self.folder.saved:  # in a long iteration: the next job resumes from its checkpoint
             code = CONTINUED
         self.log(f"the driver ended with {code} after {self.elapsed()}")
         return code
 
     def _seconds_to_save(self, limit: bool) -> float:
-        """How long a driver may take that was told to stop; before its job's limit, most of the lead that it has."""
+        """How long a driver that was told to stop may take; before its job's limit, most of the lead time."""
         if not limit:
             return CANCEL_SECONDS if self.signalled else SAVE_SECONDS
         return max(self.lead / 2, self.lead - 2 * LEAVE_SECONDS)
 
     def _account(self) -> None:
-        """Where the job's time went, for people and for the run directory."""
+        """Write where the job's time went to the log and to breakdown.json."""
         if self.driver is None:
             return
         names = sorted(self.folder.names(CONNECTED))
@@ -282,7 +282,8 @@ class RankProcess(Member):
         return self.own(EXIT) or self.own(HEAD)
 
     def _await_exit(self) -> int:
-        """Wait until rank 0 says how it ended, is lost, or this rank was told to stop and has waited long enough."""
+        """Wait for the exit code from rank 0 and return it. Raises Lost if rank 0 writes no heartbeats, or if this rank
+        was told to stop and the code does not come in time."""
         self.patient = True
         beat, heard, looked, deadline = None, time.monotonic(), time.monotonic(), float("inf")
         while (ending := self.own(EXIT)) is None:
@@ -294,7 +295,7 @@ class RankProcess(Member):
             if now > deadline:
                 raise Lost("the driver did not end in time")
             if now - looked > BEAT_SECONDS:
-                if now - looked > 2 * BEAT_SECONDS:  # this rank was held up itself, by a file server perhaps
+                if now - looked > 2 * BEAT_SECONDS:  # this rank itself was blocked, perhaps by a file server
                     heard += now - looked
                 looked = now
                 if (newest := self.folder.read_text(ALIVE)) != beat:
@@ -310,12 +311,12 @@ class RankProcess(Member):
         return int(ending["code"])
 
     def _watch_ray(self, ray: subprocess.Popen[bytes]) -> None:
-        """Note when this host's Ray has joined, and when it is gone. One that never came is said to the driver, which
-        ends the job; this rank does not leave alone, because some launchers would kill the others at once."""
+        """Note when this host's Ray has joined, and when it has exited. If it never joined, the driver is told, which
+        ends the job; this rank does not exit alone, because some launchers would kill the others at once."""
         assert self.scratch is not None
         if ray.poll() is not None and not self.signalled:
             if self.connected:
-                self.log(f"this host's Ray ended with {ray.returncode}; the others go on", loud=True)
+                self.log(f"this host's Ray ended with {ray.returncode}; the others continue", loud=True)
             else:
                 self.log(f"Ray did not start: {self._last_words()}", loud=True)
                 self.folder.write_text(f"{LEFT}/{self.rank.number}", "")
@@ -326,8 +327,8 @@ class RankProcess(Member):
     # Ray, on every host
 
     def _environment(self) -> dict[str, str]:
-        """For Ray and the driver: the site's variables, none that are traps, none that make a program think it is a
-        rank."""
+        """The environment of Ray and the driver: with the target's variables, without those that it unsets, and without
+        the launcher's, which would make a program that uses MPI think it is a rank."""
         environ = without_launcher(os.environ)
         for name in (*self.target.unset, "RAY_ADDRESS", "RAY_AUTH_TOKEN"):
             if environ.pop(name, None) and self.driver is None and self.ray is None:
@@ -335,7 +336,7 @@ class RankProcess(Member):
         return {**environ, **self.target.env, **RAY, "RAY_AUTH_TOKEN_PATH": str(self.folder.token)}
 
     def _start_ray(self, address: str, node: dict[str, Any], head: str | None = None) -> None:
-        """Start this host's node of Ray, in a folder of its own, on ports of its own; returns before it is up."""
+        """Start this host's node of Ray, with its own folder and ports; returns before it is up."""
         self.scratch = host.Scratch(self.target.scratch)
         for note in filter(None, (host.raise_limits(), self.scratch.note)):
             self.log(note)
@@ -347,7 +348,7 @@ class RankProcess(Member):
             self.ray = system.start(command, self._environment(), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
     def _ray_address(self) -> str | None:
-        """Where the cluster is that this host's Ray belongs to; None while it starts."""
+        """The address of the Ray cluster that this host's Ray has joined; None while it starts."""
         assert self.scratch is not None
         assert self.ray is not None
         if self.ray.poll() is not None:
@@ -363,7 +364,7 @@ class RankProcess(Member):
         self.log(f"{text}, after {self.elapsed()}")
 
     def _clean_up(self) -> None:
-        """End what was started here, remove what was made here."""
+        """End the processes and remove the files that this rank has made on its host."""
         for process in (self.driver, self.ray):
             if process is not None and (killed := system.end(process)):
                 self.log(f"did not end by themselves: {', '.join(killed)}")
@@ -383,7 +384,7 @@ def main() -> None:
 
 
 def _target_of(folder: JobFolder) -> Allocation:
-    """The settings of a job, as soon as this host sees them."""
+    """The target of a job, once this host sees its record."""
     deadline = time.monotonic() + SEE_SECONDS
     while (job := folder.read(RECORD)) is None:
         if time.monotonic() > deadline:

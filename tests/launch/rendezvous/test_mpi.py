@@ -93,7 +93,7 @@ def test_a_signal_to_mpirun_saves_and_leaves_nothing(ranks: Ranks, launcher: str
 
 
 def kill_rank(ranks: Ranks, name: str, number: int) -> None:
-    """Kill what a launcher knows as a rank: the parent of its keeper."""
+    """Kill what a launcher knows as a rank: the parent of its inner process."""
     facts = json.loads((ranks.run(name) / "job" / "ranks" / f"{number}.json").read_text())
     ranks.lab[facts["host"]].run(["bash", "-c", f"kill -9 $(ps -o ppid= -p {facts['pid']})"], check=True)
 

@@ -210,7 +210,7 @@ def test_ctrl_c_detaches_and_the_job_goes_on(site: Site) -> None:
     )
     site.wait_for_steps("detached")
     following.send_signal(signal.SIGINT)
-    assert "the job goes on" in following.communicate(timeout=20)[1]
+    assert "the job continues" in following.communicate(timeout=20)[1]
     assert following.returncode == 0
     before = metrics(site.run("detached"))[-1]["iteration"]
     wait_for(lambda: metrics(site.run("detached"))[-1]["iteration"] > before, "further training")
