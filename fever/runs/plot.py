@@ -85,7 +85,7 @@ def _draw_returns(axis: Any, run: Run, curve: dict[str, np.ndarray], colour: str
 
 def _draw_phases(axis: Any, curve: dict[str, np.ndarray]) -> None:
     names = [name for name in PHASES if name in curve]
-    if not names:  # RLlib does not always say
+    if not names:  # not every algorithm measures them
         return
     shares = np.stack([smooth(curve[name]) for name in names])
     axis.stackplot(curve["steps"], shares, labels=[PHASES[name] for name in names], colors=COLOURS, alpha=0.8)

@@ -118,7 +118,7 @@ class Trainer:
     def _say_that_it_waits(self) -> None:
         """Called by a signal in the middle of anything: not through the display, which may be drawing."""
         if (self.prepared.uncut or self.closing) and not self.display.silent:
-            iterating = "RLlib finishes its iteration, then the run is saved"
+            iterating = f"{self.config.algo} finishes its iteration, then the run is saved"
             what = "the environments are being closed" if self.closing else iterating
             os.write(2, f"\nfever: {what}; Ctrl-C again does not wait\n".encode())
 

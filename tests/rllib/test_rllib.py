@@ -348,7 +348,7 @@ def test_ctrl_c_waits_for_the_iteration_and_saves(tmp_path: Path) -> None:
         process.kill()
     assert process.returncode == 130, output
     assert "Traceback" not in output
-    assert "RLlib finishes its iteration, then the run is saved" in output
+    assert "rllib:PPO finishes its iteration, then the run is saved" in output
     assert output.endswith("next: fever resume runs/cut --trust  (it reads pickles)\n")
     run = Run(tmp_path / "runs" / "cut")
     assert run.summary is not None
