@@ -45,6 +45,17 @@ def changed(fragment: Fragment, **arrays: np.ndarray) -> Fragment:
     return other
 
 
+def with_other_phantoms(fragment: Fragment) -> Fragment:
+    """The same fragment with rewards, actions and their probabilities of the phantom rows made up."""
+    rng, arrays, valid = np.random.default_rng(5), fragment.arrays, fragment.arrays["valid"]
+    return changed(
+        fragment,
+        rewards=np.where(valid, arrays["rewards"], rng.normal(0, 100, valid.shape).astype(np.float32)),
+        log_probs=np.where(valid, arrays["log_probs"], rng.normal(-5, 3, valid.shape).astype(np.float32)),
+        actions=np.where(valid[..., None], arrays["actions"], 1 - arrays["actions"]),
+    )
+
+
 def wait_for(condition: Callable[[], Any], what: str, seconds: float = 120, pause: float = 0.02) -> Any:
     """Wait until a condition holds, but not for ever."""
     deadline = time.monotonic() + seconds

@@ -15,15 +15,13 @@ import pytest
 import fever.algos.dqn
 from fever.algos.adam import AdamState
 from fever.algos.apex import Apex, epsilon_ladder
-from fever.algos.base import Task
 from fever.algos.dqn import DQN
-from fever.envs.make import make_envs
-from fever.envs.source import EnvContext, EnvSource
 from fever.errors import FeverError, TrainingError
 from fever.replay.buffer import Batch
 from fever.runs.run import Run
 from fever.training.trainer import resume
 from tests.environments import IdentityEnv
+from tests.factories import make_task
 
 COMPILED: dict[str, Any] = {}  # one update for all algorithms here whose update is the same program
 TINY = {
@@ -37,9 +35,7 @@ def make(
 ) -> Any:
     """An algorithm for three observations (one-hot) and three actions, with weights that its actions depend on."""
     settings = {"hidden": (6,), "activation": "tanh", "batch": 8, "updates": 1, "target": "hard", **settings}
-    probe = make_envs(EnvSource(env), 1, EnvContext())
-    task = Task("a test", probe.observation, probe.action, 2, 0, seed, total_steps)
-    dqn = kind(kind.Config(**settings), task)
+    dqn = kind(kind.Config(**settings), make_task(env, seed=seed, total_steps=total_steps))
     rng = np.random.default_rng(seed + 1)
     for name in ("online", "target"):
         dqn.learned[name] = jnp.asarray(rng.normal(0, 0.7, dqn.vectorizer.size).astype(np.float32))

@@ -11,19 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fever.algos.base import Place, Task
+from fever.algos.base import Place
 from fever.algos.impala import APPO, STEP_METRICS, APPOConfig, Impala, ImpalaConfig
-from fever.envs.make import make_envs
-from fever.envs.source import EnvContext, EnvSource
+from fever.envs.source import EnvSource
 from fever.errors import TrainingError
 from fever.policy import Params
-from fever.sampling.sampler import Sampler
-from fever.sampling.spec import Fragment, SamplerSpec
+from fever.sampling.spec import Fragment
 from fever.sampling.stream import Stream
 from tests.environments import CounterEnv, MaskedEnv, NextStepCounters
-from tests.helpers import changed, split
+from tests.factories import make_sampler, make_task, share_compiled
+from tests.helpers import changed, split, with_other_phantoms
 
-COMPILED: dict[str, Any] = {}  # one update for all algorithms here whose update is the same program
 OUTSIDE = {"steps", "minibatches", "epochs", "fragments", "queue", "max_lag", "normalize_rewards"}
 BOX = EnvSource("tests.environments:IdentityEnv", {"action_space": "box"})
 CLIPPED = {"clip": 0.2}
@@ -34,16 +32,8 @@ def make(
     target: Any = CounterEnv, algo: type[Impala] = Impala, envs: int = 4, workers: int = 0, seed: int = 0, **more: Any
 ) -> Impala:
     """Batches of 8 steps of 4 environments in one minibatch, unless the settings say otherwise."""
-    source = target if isinstance(target, EnvSource) else EnvSource(target)
-    probe = make_envs(source, 1, EnvContext())
-    probe.reset([0])
-    probe.close()
     settings = {"steps": 8, "minibatches": 1, "hidden": (4,), "recurrent_size": 3, "epochs": 1, **more}
-    task = Task("a test", probe.observation, probe.action, envs, workers, seed, None)
-    impala = algo(algo.Config(**settings), task)
-    key = repr((task.observation, task.action, impala.config.model_dump(exclude=OUTSIDE)))
-    impala._jitted_update = COMPILED.setdefault(key, impala._jitted_update)
-    return impala
+    return share_compiled(algo(algo.Config(**settings), make_task(target, envs, workers, seed)), OUTSIDE)
 
 
 def collect(impala: Impala, target: Any = CounterEnv, seed: int = 0, skip: int = 1, noise: float = 0) -> Fragment:
@@ -51,9 +41,7 @@ def collect(impala: Impala, target: Any = CounterEnv, seed: int = 0, skip: int =
 
     With noise, another policy seems to have acted.
     """
-    source = target if isinstance(target, EnvSource) else EnvSource(target)
-    spec = SamplerSpec(source, impala.network, impala.envs, impala.config.steps, 0.99, seed)
-    sampler = Sampler(spec, impala.task.observation, impala.task.action)
+    sampler = make_sampler(impala, target, impala.envs, seed=seed)
     fragment = [sampler.sample(impala.weights()) for _ in range(skip + 1)][-1]
     log_probs = fragment.arrays["log_probs"]
     log_probs = log_probs + noise * np.random.default_rng(seed).normal(size=log_probs.shape).astype(np.float32)
@@ -212,17 +200,6 @@ def test_the_state_of_a_fragment_goes_with_its_environment() -> None:
     impala.restore(other.state(), other.weights())
     enlarge(impala)
     assert impala.learn([changed(fragment, state=states[::-1])])["kl"] > 1e-5
-
-
-def with_other_phantoms(fragment: Fragment) -> Fragment:
-    """The same fragment with rewards, actions and their probabilities of the phantom rows made up."""
-    rng, arrays, valid = np.random.default_rng(5), fragment.arrays, fragment.arrays["valid"]
-    return changed(
-        fragment,
-        rewards=np.where(valid, arrays["rewards"], rng.normal(0, 100, valid.shape).astype(np.float32)),
-        log_probs=np.where(valid, arrays["log_probs"], rng.normal(-5, 3, valid.shape).astype(np.float32)),
-        actions=np.where(valid[..., None], arrays["actions"], 1 - arrays["actions"]),
-    )
 
 
 @pytest.mark.parametrize("settings", [{}, CLIPPED], ids=["plain", "clipped"])

@@ -10,35 +10,26 @@ import numpy as np
 import pytest
 
 import fever.algos.ppo
-from fever.algos.base import Task
 from fever.algos.normalize import Moments
 from fever.algos.on_policy import values_of
 from fever.algos.ppo import PPO, PPOConfig
 from fever.algos.returns import gae
 from fever.config import RunConfig
-from fever.envs.make import make_envs
-from fever.envs.source import EnvContext, EnvSource
+from fever.envs.source import EnvSource
 from fever.errors import FeverError, TrainingError
-from fever.policy.spaces import Description
-from fever.sampling.sampler import Sampler
 from fever.sampling.spec import Fragment, SamplerSpec
 from fever.sampling.workers import LocalWorkers
 from fever.training import setup as prepare
 from tests.environments import CounterEnv, IdentityEnv, ImageEnv, NextStepCounters, SameStepCounters
-from tests.helpers import changed, split
+from tests.factories import make_sampler, make_task, share_compiled
+from tests.helpers import changed, split, with_other_phantoms
 
-COMPILED: dict[str, Any] = {}  # one update for all algorithms here whose update is the same program
 OUTSIDE = {  # settings that the compiled update gets as arguments, as shapes, or not at all
     "learning_rate", "learning_rate_schedule", "clip", "clip_schedule",
     "steps", "minibatch", "epochs", "normalize_rewards",
 }  # fmt: skip
 PLAIN = {"normalize_advantages": False, "normalize_observations": False, "normalize_rewards": False}
 recurrent = pytest.mark.parametrize("core", ["none", "lstm"])
-
-
-def spaces_of(target: Any) -> tuple[Description, Description]:
-    probe = make_envs(EnvSource(target), 1, EnvContext())
-    return probe.observation, probe.action
 
 
 def make(
@@ -51,17 +42,12 @@ def make(
 ) -> PPO:
     """PPO with batches of 8 steps of 4 environments, unless the settings say otherwise."""
     settings = {"steps": 8, "minibatch": 16, "epochs": 2, "hidden": (8,), "recurrent_size": 6, **settings}
-    ppo = PPO(PPOConfig(**settings), Task("a test", *spaces_of(target), envs, workers, seed, total_steps))
-    key = repr((ppo.task.observation, ppo.task.action, ppo.config.model_dump(exclude=OUTSIDE)))
-    ppo._jitted_update = COMPILED.setdefault(key, ppo._jitted_update)
-    return ppo
+    return share_compiled(PPO(PPOConfig(**settings), make_task(target, envs, workers, seed, total_steps)), OUTSIDE)
 
 
 def collect(ppo: PPO, target: Any = CounterEnv, seed: int = 0, skip: int = 1) -> Fragment:
     """A fragment of all the environments of a batch; not the very first, so that recurrent states are not zero."""
-    source, envs = EnvSource(target), ppo.task.envs * ppo.fragments
-    spec = SamplerSpec(source, ppo.network, envs, ppo.config.steps, 0.99, seed)
-    sampler = Sampler(spec, ppo.task.observation, ppo.task.action)
+    sampler = make_sampler(ppo, target, ppo.task.envs * ppo.fragments, seed=seed)
     return [sampler.sample(ppo.weights()) for _ in range(skip + 1)][-1]
 
 
@@ -235,17 +221,6 @@ def test_the_bootstrap_of_a_truncation_changes_the_update_and_others_are_not_loo
     irrelevant.learn([changed(fragment, bootstrap=np.where(terminated, np.float32(5), bootstrap))])
     assert differ(plain, more)
     assert_same_weights(plain, irrelevant)
-
-
-def with_other_phantoms(fragment: Fragment) -> Fragment:
-    """The same fragment with rewards, actions and their probabilities of the phantom rows made up."""
-    rng, arrays, valid = np.random.default_rng(5), fragment.arrays, fragment.arrays["valid"]
-    return changed(
-        fragment,
-        rewards=np.where(valid, arrays["rewards"], rng.normal(0, 100, valid.shape).astype(np.float32)),
-        log_probs=np.where(valid, arrays["log_probs"], rng.normal(-5, 3, valid.shape).astype(np.float32)),
-        actions=np.where(valid[..., None], arrays["actions"], 1 - arrays["actions"]),
-    )
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from fever.policy import SquashedGaussian, distribution_for
 from fever.policy.networks import perceptron
 from fever.replay.buffer import Batch
 from tests.environments import IdentityEnv, ImageEnv
+from tests.factories import make_task
 
 COMPILED: dict[str, Any] = {}  # one update for all algorithms here whose update is the same program
 BOX = SquashedGaussian((-2.0, 0.0), (2.0, 5.0), (2,))
@@ -32,8 +33,7 @@ IMAGE = {"type": "image", "shape": [10, 12, 3], "order": "hwc"}
 def make(seed: int = 0, **settings: Any) -> SAC:
     """SAC for two observed numbers and two actions."""
     settings = {"hidden": (6,), "activation": "tanh", "batch": 8, "updates": 1, **settings}
-    probe = make_envs(EnvSource(IdentityEnv, {"action_space": "box"}), 1, EnvContext())
-    sac = SAC(SACConfig(**settings), Task("a test", probe.observation, probe.action, 2, 0, seed, None))
+    sac = SAC(SACConfig(**settings), make_task(EnvSource(IdentityEnv, {"action_space": "box"}), seed=seed))
     rng = np.random.default_rng(seed + 1)
     for name in ("actor", "critics", "target"):
         sac.learned[name] = jnp.asarray(rng.normal(0, 0.5, len(sac.learned[name])).astype(np.float32))

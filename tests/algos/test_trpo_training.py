@@ -23,7 +23,7 @@ from fever.runs.evaluate import evaluate, source_of
 from fever.sampling.rollouts import LocalRollouts
 from fever.sampling.spec import Episode, Fragment
 from fever.training.trainer import resume
-from tests.algos.test_trpo import Batch, assert_same, collect, enlarge, make, sampler
+from tests.algos.trpo_reference import Batch, assert_same, collect, enlarge, make, sampler
 from tests.environments import CounterEnv, DrawnEnv, MaskedEnv
 from tests.helpers import SEEDS
 
