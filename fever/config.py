@@ -1,17 +1,27 @@
-"""The whole configuration as frozen models: what YAML files, the command line and Python all load into.
+"""The configuration as frozen pydantic models; YAML files, the command line and Python all load into them.
 
 Every field is made with `setting(default, meaning, source)`: one line that says what it is, in which unit, and where
-its default comes from. `fever config ALGO` prints exactly these lines.
+its default comes from. `fever config ALGO` prints these lines.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from fever.errors import FeverError
 from fever.text import parse_duration
@@ -20,12 +30,12 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def setting(default: Any, meaning: str, source: str = "", **constraints: Any) -> Any:
-    """A documented field: its meaning with the unit, and the source of its default."""
+    """A documented field: its meaning with the unit, and the source of its default. `constraints` are pydantic's."""
     return Field(default, description=meaning, json_schema_extra={"source": source}, **constraints)
 
 
 class Settings(BaseModel):
-    """Base of all configuration: frozen, refuses names that it does not know."""
+    """Base of all configuration: frozen, with unknown names refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -33,22 +43,39 @@ class Settings(BaseModel):
 Duration = Annotated[  # seconds, as a number or as 10m
     float, BeforeValidator(lambda value: parse_duration(value) if isinstance(value, str) else value), Field(gt=0)
 ]
-UNION_MEMBER = re.compile(  # what pydantic adds to the place of an error in a union
+UNION_MEMBER = re.compile(  # the part that pydantic appends to the location of an error in a union
     r"(bool|int|float|str|literal|list|tuple|dict|constrained-\w+|function-\w+)(\[.*\])?"
 )
+MUST_BE = {  # type of a pydantic error -> what the value must be
+    "greater_than": "greater than {gt:g}", "greater_than_equal": "{ge:g} or more",
+    "less_than": "less than {lt:g}", "less_than_equal": "{le:g} or less", "literal_error": "{expected}",
+    "int_parsing": "a whole number", "int_type": "a whole number", "int_from_float": "a whole number",
+    "float_parsing": "a number", "float_type": "a number", "finite_number": "a finite number",
+    "bool_parsing": "true or false", "bool_type": "true or false", "string_type": "text",
+    "dict_type": "a mapping", "model_type": "a mapping", "tuple_type": "a list",
+}  # fmt: skip
+COMMON_NAMES = {  # other libraries' name of a setting -> fever's; of several, the first that the algorithm has
+    "lr": "learning_rate value_learning_rate", "discount": "gamma", "lam": "gae_lambda trace_decay",
+    "n_steps": "steps", "num_steps": "steps", "rollout_fragment_length": "steps", "n_epochs": "epochs",
+    "batch_size": "minibatch batch minibatches", "minibatch_size": "minibatch batch minibatches",
+    "clip_range": "clip", "clip_param": "clip", "clip_coef": "clip", "vf_coef": "value_coefficient",
+    "ent_coef": "entropy_coefficient temperature", "max_grad_norm": "max_gradient_norm", "net_arch": "hidden",
+    "grad_clip": "max_gradient_norm", "buffer_size": "buffer", "learning_starts": "warmup", "tau": "polyak",
+    "n_envs": "--envs", "num_envs": "--envs", "num_workers": "--workers", "total_timesteps": "--stop-steps",
+}  # fmt: skip
 DEFAULT_ENVS = 8  # environments per worker
 DEFAULT_STEPS = 1_000_000  # environment steps, for a run without any stop rule
 
 
 class Stop(Settings):
-    """When a run ends: the first rule that is met. With no rule at all, the environment's registered reward threshold
-    and a million steps."""
+    """When a run ends: at the first rule that is met. Without any rule it ends at the environment's registered reward
+    threshold or after a million steps."""
 
     reward: float | None = setting(None, "mean return over the last `window` episodes")
     steps: int | None = setting(None, "environment steps, all workers together", gt=0)
-    seconds: Duration | None = setting(None, "wall time in seconds; 90, 90s, 10m and 2h are understood")
+    seconds: Duration | None = setting(None, "wall time in seconds, or with a unit: 90s, 10m, 2h")
     iterations: int | None = setting(None, "training iterations", gt=0)
-    window: int = setting(20, "episodes that `reward` is the mean of", gt=0)
+    window: int = setting(20, "number of episodes that the mean return is taken over", gt=0)
 
     @model_validator(mode="before")
     @classmethod
@@ -66,21 +93,32 @@ class Stop(Settings):
 
 
 class NetworkSettings(Settings):
-    """The network; shared by all algorithms."""
+    """Settings of the network, which all algorithms have."""
 
     default_widths: ClassVar[tuple[int, ...]] = (64, 64)
     hidden: tuple[int, ...] | None = setting(
-        None, "widths of each head's hidden layers; null: 64,64, none behind convolutions",
+        None, "widths of each head's hidden layers; null: 64,64, or none after convolutions",
         "Schulman et al. 2017, table 3",
     )  # fmt: skip
-    activation: Literal["tanh", "relu"] = setting("tanh", "of the heads' hidden layers", "Schulman et al. 2017")
+    activation: Literal["tanh", "relu"] = setting(
+        "tanh", "activation function of the heads' hidden layers", "Schulman et al. 2017"
+    )
     convolutions: tuple[tuple[int, int, int], ...] | None = setting(
-        None, "[filters, kernel, stride] of each layer for images, kernel a multiple of stride; null: by image size",
+        None, "[filters, kernel, stride] of each convolution, kernel a multiple of stride; null: by image size",
         "Mnih et al. 2015 from 36 pixels up, Young & Tian 2019 (MinAtar) below",
     )  # fmt: skip
     convolution_features: int = setting(
-        512, "units of the dense layer behind the convolutions", "Mnih et al. 2015", gt=0
+        512, "units of the dense layer after the convolutions", "Mnih et al. 2015", gt=0
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _split_commas(cls, value: Any, info: ValidationInfo) -> Any:
+        """Accept `hidden=64,64` and `hidden=64` for tuples."""
+        kind = cls.model_fields[str(info.field_name)].annotation
+        if not isinstance(value, str | int) or not any(get_origin(one) is tuple for one in (kind, *get_args(kind))):
+            return value
+        return str(value).split(",")
 
     @field_validator("hidden")
     @classmethod
@@ -90,26 +128,27 @@ class NetworkSettings(Settings):
         return value
 
     def widths(self, image: bool) -> tuple[int, ...]:
-        """The hidden layers' widths, chosen if they are not set."""
+        """The hidden layers' widths, or the default ones if they are not set."""
         return self.hidden if self.hidden is not None else () if image else self.default_widths
 
 
 class Search(Settings):
-    """A search for settings: many runs ("trials") on Ray Tune, each with other values."""
+    """A search for settings: many runs ("trials") on Ray Tune, each with different values."""
 
     space: dict[str, str] = setting(
-        ..., "setting -> where its values come from: uniform(a,b), loguniform(a,b), randint(a,b), choice(x,y,...)"
+        ..., "setting -> distribution of its values: uniform(a,b), loguniform(a,b), randint(a,b), choice(x,y,...)"
     )
-    trials: int = setting(20, "trials; a grid has as many as it has points", gt=0)
+    trials: int = setting(20, "number of trials; a grid has one for each of its points", gt=0)
     method: Literal["random", "grid", "optuna"] = setting(
-        "random", "who proposes values: chance; every combination of choices in turn; Optuna, which learns from trials"
+        "random",
+        "how values are proposed: at random; every combination of choices; by Optuna, which learns from trials",
     )
     scheduler: Literal["none", "asha", "pbt"] = setting(
         "none",
-        "none: trials run to their stop rule; asha: bad ones end early; pbt: bad ones go on from copies of good ones",
+        "none: trials run to their stop rule; asha: bad ones end early; pbt: bad ones continue from good ones' copies",
     )
-    seeds: int = setting(1, "runs of every trial, with seeds that follow one another; their mean score counts", gt=0)
-    parallel: int | None = setting(None, "trials at the same time; null: as many as there are cores for", gt=0)
+    seeds: int = setting(1, "runs of every trial, with consecutive seeds; the trial's score is their mean", gt=0)
+    parallel: int | None = setting(None, "trials at the same time; null: as many as the cores allow", gt=0)
 
     @field_validator("space")
     @classmethod
@@ -120,34 +159,34 @@ class Search(Settings):
 
 
 class RunConfig(Settings):
-    """One run: what to train on, with what, where, and until when."""
+    """One run: environment, algorithm, workers, stop rules, and where its files go."""
 
     env: str = setting(..., 'environment: a Gymnasium id, "module:Id-v0", or "module:Name" of a class or factory')
-    env_kwargs: dict[str, Any] = setting({}, "arguments for the environment's constructor")
+    env_kwargs: dict[str, Any] = setting({}, "keyword arguments of the environment's constructor")
     algo: str = setting("ppo", "algorithm; `fever config` lists them")
     settings: dict[str, Any] = setting({}, "the algorithm's own settings; `fever config ALGO` lists them")
     workers: Annotated[int, Field(ge=0)] | Literal["auto", "all"] | None = setting(
-        None, "sampler processes; 0: in this process, auto: measure and decide, all: one for every core in reach; "
-        "null: 0, or what RLlib has",
+        None, "sampler processes; 0: sample in this process, auto: measure and decide, all: one for every core; "
+        "null: 0, or RLlib's default",
     )  # fmt: skip
-    gpus_per_worker: float = setting(0.0, "share of a GPU that every worker's environments use", ge=0)
+    gpus_per_worker: float = setting(0.0, "share of a GPU for each worker's environments", ge=0)
     envs: int | None = setting(
-        None, "environments per worker, stepped together; null: 8, or what RLlib has", "rl-zoo, PPO CartPole-v1", gt=0
+        None, "environments per worker, stepped together; null: 8, or RLlib's default", "rl-zoo, PPO CartPole-v1", gt=0
     )
     seed: int = setting(0, "the one seed that all others are derived from", ge=0)
     stop: Stop = setting(Stop(), "stop rules")
     device: Literal["auto", "cpu", "gpu"] = setting("auto", "where the learner runs; samplers never use a GPU")
     runs: str = setting("runs", "folder of run directories")
     name: str | None = setting(None, "name of the run directory; null: environment, algorithm and time")
-    checkpoint_seconds: float = setting(10.0, "seconds between checkpoints; one more is written at the end", gt=0)
-    checkpoint_keep: int = setting(3, "latest checkpoints kept, besides the best", gt=0)
+    checkpoint_seconds: Duration = setting(10.0, "seconds between checkpoints; the last one is written at the end")
+    checkpoint_keep: int = setting(3, "number of latest checkpoints that are kept, besides the best", gt=0)
     search: Search | None = setting(
-        None, "null: one run; otherwise a search, whose trials are runs of this configuration"
+        None, "null: one run; otherwise a search, whose trials are runs with this configuration"
     )
 
     @property
     def stem(self) -> str:
-        """What the names of such runs begin with."""
+        """Environment and algorithm, which names of run directories begin with."""
         env = re.sub(r"[^\w.+-]+", "-", self.env.rpartition(":")[2]).strip("-").lower()
         parts = self.algo.lower().split(":")  # rllib:PPO, or rllib:module:Name
         return "-".join([env, *dict.fromkeys((parts[0], parts[-1]))])
@@ -161,7 +200,7 @@ class RunConfig(Settings):
     @classmethod
     def _plain_name(cls, value: str | None) -> str | None:
         if value is not None and not re.fullmatch(r"[\w][\w.+-]*", value):
-            raise ValueError("a name has letters, digits, dots, dashes and underscores only")
+            raise ValueError("a name consists of letters, digits, dots, dashes and underscores")
         return value
 
 
@@ -173,36 +212,58 @@ def _texts(value: Any) -> list[str]:
     return [text for part in parts for text in _texts(part)]
 
 
-def validate(model: type[Model], values: dict[str, Any], what: str) -> Model:
-    """Build a model from plain values; the first thing that is wrong becomes one sentence. A name that it does not have
-    comes before all else, which may be missing because of it."""
+def validate(model: type[Model], values: dict[str, Any], what: str, typed: Mapping[str, str] | None = None) -> Model:
+    """Build a model from plain values; the first mistake becomes one sentence. `what` names the source of the values in
+    it; `typed` has the words of the command line that set a field: `{"stop.seconds": "--stop-time 1m"}`.
+
+    Unknown names are reported first, because other fields may be missing on their account.
+    """
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
-        raise FeverError(_sentence(model, first, what)) from None
+        mistakes = [(_field(one), one) for one in error.errors()]
+        name, first = min(mistakes, key=lambda mistake: mistake[1]["type"] != "extra_forbidden")
+        if first["type"] == "extra_forbidden":
+            sentence = _unknown(model, name, what)
+        elif first["type"] == "missing":
+            sentence = f"{what} needs a value for {name}"
+        else:
+            words = (typed or {}).get(name) or f"{what}: {name}={first['input']!r} cannot be used"
+            sentence = f"{words}: {_reason([one for field, one in mistakes if field == name])}"
+        raise FeverError(sentence) from None
 
 
-def _sentence(model: type[BaseModel], error: Any, what: str) -> str:
+def _field(error: Any) -> str:
+    """The field that an error is about, as `stop.seconds`."""
     parts = [str(part) for part in error["loc"]]
-    named = {0, len(parts) - 1 if error["type"] in ("extra_forbidden", "missing") else 0}  # places with a name for sure
-    path = [part for place, part in enumerate(parts) if place in named or not UNION_MEMBER.fullmatch(part)]
-    name = ".".join(path)
-    if error["type"] == "extra_forbidden":
-        for part in path[:-1]:
-            kind = model.model_fields[part].annotation
-            kinds = [one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, BaseModel)]
-            model = kinds[0] if kinds else model
-        names = list(model.model_fields)
-        close = difflib.get_close_matches(path[-1], names, n=len(names), cutoff=0.0)
-        likely = difflib.get_close_matches(path[-1], names, n=1, cutoff=0.5)
-        hint = f"did you mean {likely[0]}? It" if likely else "it"
-        return f"{what} has no setting {name}; {hint} has: {', '.join(close)}"
-    if error["type"] == "missing":
-        return f"{what} needs a value for {name}"
-    message = error["msg"].removeprefix("Value error, ")
-    message = message[0].lower() + message[1:]
-    return f"{what}: {name}={error['input']!r} cannot be used: {message}"
+    named = {0, len(parts) - 1 if error["type"] in ("extra_forbidden", "missing") else 0}  # these are names for sure
+    return ".".join(part for place, part in enumerate(parts) if place in named or not UNION_MEMBER.fullmatch(part))
+
+
+def _reason(errors: list[Any]) -> str:
+    """Why a value is refused: `must be 0 or more, auto or all` for the members of a union, or a validator's words."""
+    if all(error["type"] in MUST_BE for error in errors):
+        kinds = (MUST_BE[error["type"]].format(**error.get("ctx", {})) for error in errors)
+        return f"must be {', '.join(dict.fromkeys(kinds))}".replace("'", "")
+    message = errors[0]["msg"].removeprefix("Value error, ")
+    return message[0].lower() + message[1:]
+
+
+def _unknown(model: type[BaseModel], name: str, what: str) -> str:
+    """The sentence about a name that a model does not have: the likely one, and all others."""
+    *parents, last = name.split(".")
+    for part in parents:
+        kind = model.model_fields[part].annotation
+        kinds = [one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, BaseModel)]
+        model = kinds[0] if kinds else model
+    names = list(model.model_fields)
+    likely = [one for one in COMMON_NAMES.get(last, "").split() if one in names or one.startswith("--")]
+    likely += difflib.get_close_matches(last, names, n=1, cutoff=0.5)
+    if issubclass(model, NetworkSettings) and last in RunConfig.model_fields:  # seed=3
+        likely = [f"--{last.replace('_', '-')}"]
+    hint = f"did you mean {likely[0]}? It" if likely else "it"
+    close = difflib.get_close_matches(last, names, n=len(names), cutoff=0.0)
+    return f"{what} has no setting {name}; {hint} has: {', '.join(close)}"
 
 
 def parse_assignments(pairs: list[str]) -> dict[str, Any]:
@@ -213,7 +274,7 @@ def parse_assignments(pairs: list[str]) -> dict[str, Any]:
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals or not name:
-            raise FeverError(f"{pair!r} is not a setting; settings are written as name=value")
+            raise FeverError(f"{pair} is not a setting; write settings as name=value")
         try:
             values[name.strip()] = yaml.safe_load(text)
         except (yaml.YAMLError, ValueError) as error:  # ValueError: 2020-13-45, which looks like a date

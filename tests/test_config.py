@@ -26,10 +26,10 @@ def test_every_time_is_understood_with_and_without_a_unit(model: type[Settings],
     [
         ("soon", "'soon' is not a time; write 90s, 10m or 2h"),
         ("", "'' is not a time; write 90s, 10m or 2h"),
-        ("0s", "input should be greater than 0"),
-        (-1, "input should be greater than 0"),
-        ([1], "input should be a valid number"),
-        (float("inf"), "input should be a finite number"),
+        ("0s", "must be greater than 0"),
+        (-1, "must be greater than 0"),
+        ([1], "must be a number"),
+        (float("inf"), "must be a finite number"),
     ],
 )
 def test_every_time_that_is_none_is_refused(model: type[Settings], name: str, value: Any, message: str) -> None:
