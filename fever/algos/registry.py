@@ -10,13 +10,13 @@ import importlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from fever.config import NetworkSettings, RunConfig, validate
 from fever.errors import FeverError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # shell completion reads the names below, and must answer at once
     import numpy as np
 
     from fever.algos.base import Algorithm
+    from fever.config import NetworkSettings, RunConfig
     from fever.envs.source import EnvSource
     from fever.runs.checkpoint import Checkpoint
     from fever.training.setup import Prepared
@@ -127,6 +127,8 @@ def list_algorithms() -> Iterator[str]:
 
 def check_settings(algo: str, settings: dict[str, Any]) -> None:
     """Raise FeverError for an algorithm or a setting that does not exist, or a value that cannot be used."""
+    from fever.config import validate
+
     provider = find_provider(algo)
     if provider is not None:
         provider.check_settings(algo, settings)

@@ -1,4 +1,4 @@
-"""The part of the command line that is about other machines: the options of `--on`, and `jobs`, `logs`, `stop`."""
+"""Commands for jobs on other machines, `jobs`, `logs` and `stop`, and the options that go with `--on`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
+from fever.cli import completion
 from fever.errors import FeverError
 
 commands = typer.Typer()
-JobName = Annotated[str, typer.Argument(metavar="JOB", help="A job: its name or number, its run's name, or: last.")]
+JobName = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB",
+        help="Name of a job, its number at the scheduler, the name of its run, or: last.",
+        autocompletion=completion.jobs,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
 PLACE_PANEL = "Where it runs"
 On = Annotated[
@@ -18,7 +26,7 @@ On = Annotated[
     typer.Option(
         "--on",
         metavar="TARGET",
-        help="slurm, pbs, lsf, mpi, or a YAML file: a site, a cluster.",
+        help="Where to run: slurm, pbs, lsf, mpi, or the YAML file of a site or cluster.",
         rich_help_panel=PLACE_PANEL,
     ),
 ]
@@ -28,24 +36,24 @@ def _place(annotation: Any, help: str, *names: str) -> Any:
     return Annotated[annotation, typer.Option(*names, help=help, rich_help_panel=PLACE_PANEL)]
 
 
-PLACE = {  # options of all commands that can run elsewhere; the names are a target's settings
+PLACE = {  # options of all commands that can run elsewhere, named like the settings of a target
     "on": On,
-    "nodes": _place(int | None, "Machines.  \\[default: 1]"),
+    "nodes": _place(int | None, "Number of machines.  \\[default: 1]"),
     "cpus_per_node": _place(int | None, "Cores of each machine.  \\[default: all]"),
     "time": _place(str | None, "The job's time limit: 20m, 2h."),
-    "account": _place(str | None, "Whom the hours are charged to."),
+    "account": _place(str | None, "Account that is charged."),
     "partition": _place(str | None, "Partition or queue."),
     "qos": _place(str | None, "Quality of service."),
     "interface": _place(str | None, "Network interface, such as ib0."),
-    "gpus": _place(int | None, "GPUs of the learner's machine."),
+    "gpus": _place(int | None, "Number of GPUs on the learner's machine."),
     "requeue": _place(bool | None, "Continue in a new job after the time limit.", "--requeue"),
-    "dry_run": _place(bool | None, "Print the job's script only.", "--dry-run"),
-    "detach": _place(bool | None, "Submit and do not follow the log.", "--detach"),
+    "dry_run": _place(bool | None, "Print the job's script and submit nothing.", "--dry-run"),
+    "detach": _place(bool | None, "Submit, and return without following the log.", "--detach"),
 }
 
 
 def leave_for(config: Any, place: dict[str, Any], quiet: bool, as_json: bool, run: Any = None) -> None:
-    """Run on another target and exit, if one is named; returns if not."""
+    """With `--on`, run on that target and exit; without it, return."""
     if place and "on" not in place:
         raise FeverError(f"--{next(iter(place)).replace('_', '-')} goes with --on")
     if not place:
@@ -60,7 +68,7 @@ def leave_for(config: Any, place: dict[str, Any], quiet: bool, as_json: bool, ru
 
 @commands.command(rich_help_panel="Other machines")
 def jobs(as_json: Json = False) -> None:
-    """List the jobs that run elsewhere: state, run directory, log."""
+    """List jobs on other machines with their states and run directories."""
     from fever.launch.jobs import list_jobs
 
     rows = [job.describe() for job in list_jobs()]
@@ -74,7 +82,8 @@ def jobs(as_json: Json = False) -> None:
 
 @commands.command(rich_help_panel="Other machines")
 def logs(
-    job: JobName, follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job ends.")] = False
+    job: JobName,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow the log until the job ends.")] = False,
 ) -> None:
     """Print the log of a job."""
     from fever.launch import follow as following
@@ -91,8 +100,10 @@ def logs(
 
 
 @commands.command(rich_help_panel="Other machines")
-def stop(job: JobName, now: Annotated[bool, typer.Option("--now", help="Cancel it without saving.")] = False) -> None:
-    """Let a job save and stop."""
+def stop(
+    job: JobName, now: Annotated[bool, typer.Option("--now", help="Cancel the job without saving.")] = False
+) -> None:
+    """Stop a job after it has saved a checkpoint."""
     from fever.launch import jobs
 
     print(jobs.stop(jobs.find_job(job), now))

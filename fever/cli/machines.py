@@ -1,4 +1,4 @@
-"""Commands about machines of the user's own: `up`, `status`, `tunnel`, `down`, and what comes home from them."""
+"""Commands for clusters on own machines or on AWS: `up`, `status`, `down`, `tunnel`, `attach`, `fetch`, `aws`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ ClusterFile = Annotated[str, typer.Argument(metavar="FILE", help="The cluster's 
 
 
 def load_cluster(file: str, **options: Any) -> Any:
-    """The target that a file describes, if it is one that goes up and down."""
+    """The target that a file describes; raises FeverError unless it is a cluster that `up` can start."""
     from fever.launch.targets import Existing, Machines, load_target
 
     target = load_target(file, {name: value for name, value in options.items() if value is not None})
     if not isinstance(target, Machines) or isinstance(target, Existing):
         raise FeverError(
-            f"{file} is of kind {target.kind}, whose jobs bring their machines with them; see: fever train --on"
+            f"{file} has kind: {target.kind}, which is not started with up; submit with: fever train ENV --on {file}"
         )
     return target
 
@@ -36,9 +36,11 @@ def say(text: str) -> None:
 @commands.command(rich_help_panel="Other machines")
 def up(
     file: ClusterFile,
-    min_hosts: Annotated[int | None, typer.Option(help="Hosts that must be usable.  \\[default: 1]")] = None,
+    min_hosts: Annotated[
+        int | None, typer.Option(help="Least number of hosts that must come up.  \\[default: 1]")
+    ] = None,
 ) -> None:
-    """Start Ray on every host that is not part of the cluster yet; all at once, a line each."""
+    """Start a cluster: Ray on every host that is not part of it yet."""
     from fever.launch.clusters import ssh_up as clusters
 
     record = clusters.up(load_cluster(file, min_hosts=min_hosts), file, say)
@@ -49,7 +51,7 @@ def up(
 
 @commands.command(rich_help_panel="Other machines")
 def status(file: ClusterFile, as_json: Json = False) -> None:
-    """Show a cluster: its hosts, cores in use, jobs, hours up."""
+    """Show a cluster: hosts, cores in use, jobs, hours since it was started, cost."""
     from fever.launch.clusters import ssh_up as clusters
     from fever.launch.clusters.status import describe
 
@@ -75,9 +77,11 @@ def status(file: ClusterFile, as_json: Json = False) -> None:
 @commands.command(rich_help_panel="Other machines")
 def down(
     file: ClusterFile,
-    force: Annotated[bool, typer.Option("--force", help="Even if results cannot be fetched any more.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also if results cannot be fetched; they are lost then.")
+    ] = False,
 ) -> None:
-    """Fetch what was not fetched, stop everything, and say what is left."""
+    """Shut a cluster down: fetch the results that are missing here, stop everything, report what is left."""
     from fever.launch.clusters import jobs as cluster_jobs
     from fever.launch.clusters import ssh_up as clusters
     from fever.launch.targets import Aws
@@ -93,28 +97,35 @@ def down(
     left = clusters.down(record, say, force)
     _say_left(left, f"fever down {file}", force)
     if copies:
-        print(f"{record.head}: copies of the runs stay in {record.runs}, yours to remove")
+        print(f"{record.head}: copies of the runs remain in {record.runs}; remove them when you like")
     print(f"{record.name} is down after {(time.time() - record.began) / 3600:.1f} h")
 
 
 def _say_left(left: dict[str, list[str]], again: str, force: bool = False) -> None:
-    """What is left of a cluster; that something is, ends the command unless it is given up."""
+    """Print what is left of a cluster; raises FeverError if anything is, unless it is given up by `force`."""
     for host, things in left.items():
         print(f"{host}: {'stopped, nothing is left' if not things else 'left: ' + ', '.join(things)}")
     if any(left.values()) and not force:
-        raise FeverError(f"it is not quite down; run {again} again when these answer, or with --force to forget them")
+        raise FeverError(
+            f"the cluster is not quite down; run {again} again when these hosts answer, or with --force to give them up"
+        )
 
 
-aws_commands = typer.Typer(help="What fever needs on AWS, and what is left there.", no_args_is_help=True)
+aws_commands = typer.Typer(
+    help="Permissions that fever needs on AWS, and resources that are left there.", no_args_is_help=True
+)
 commands.add_typer(aws_commands, name="aws", rich_help_panel="Other machines")
-Region = Annotated[str, typer.Argument(metavar="REGION", help="Such as us-west-2.")]
+Region = Annotated[str, typer.Argument(metavar="REGION", help="Region, such as us-west-2.")]
 
 
 @aws_commands.command()
 def policy(
-    region: Annotated[str | None, typer.Argument(metavar="[REGION]", help="If not of the usual kind.")] = None,
+    region: Annotated[
+        str | None,
+        typer.Argument(metavar="[REGION]", help="Region, if it is in a partition such as China or GovCloud."),
+    ] = None,
 ) -> None:
-    """Print the least that your AWS user must be allowed, as an IAM policy."""
+    """Print the least permissions that your AWS user needs, as an IAM policy."""
     from fever.launch import aws
 
     print(json.dumps(aws.policy(region), indent=2))
@@ -123,10 +134,12 @@ def policy(
 @aws_commands.command()
 def leftovers(
     region: Region,
-    running: Annotated[bool, typer.Option("--running", help="Remove also what belongs to instances that run.")] = False,
+    running: Annotated[
+        bool, typer.Option("--running", help="Also remove running instances and what belongs to them.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False,
 ) -> None:
-    """Find what earlier clusters left in a region, Ray's own launcher included, and remove it after asking."""
+    """Find resources that earlier clusters of fever or Ray left in a region, and remove them after asking."""
     from fever.launch import aws
 
     found = aws.find_leftovers(region)
@@ -134,12 +147,14 @@ def leftovers(
         print(row)
     chosen = [row for row in found if running or not row.running]
     if not chosen:
-        rest = "; --running removes what runs" if found else ""
+        rest = "; --running removes what is running, too" if found else ""
         print(f"nothing is left in {region} of clusters that have ended{rest}")
         return
-    what = "running instances included" if any(row.running for row in chosen) else "nothing that runs"
+    what = "running instances included" if any(row.running for row in chosen) else "none of them running"
     if not yes and not sys.stdin.isatty():
-        raise FeverError(f"{len(chosen)} of these would be removed, {what}; say --yes where nobody can be asked")
+        raise FeverError(
+            f"{len(chosen)} of these would be removed, {what}; confirm with --yes, because there is no terminal"
+        )
     if not yes and not typer.confirm(f"Remove {len(chosen)} of these, {what}?"):
         return
     left = aws.remove_leftovers(chosen)
@@ -151,7 +166,7 @@ def leftovers(
 
 @commands.command(rich_help_panel="Other machines")
 def attach(job: JobName) -> None:
-    """Show a job's live display again, with its whole history; Ctrl-C detaches."""
+    """Show the live display of a job, with its whole history. Ctrl-C detaches."""
     from fever.launch import follow, jobs
 
     raise typer.Exit(follow.show(jobs.find_job(job)))
@@ -161,10 +176,10 @@ def attach(job: JobName) -> None:
 def fetch(
     job: JobName,
     to: Annotated[
-        Path | None, typer.Option(help="Folder to put the run directory in.  \\[default: where it is]")
+        Path | None, typer.Option(help="Folder for the run directory.  \\[default: as when the job was started]")
     ] = None,
 ) -> None:
-    """Bring a job's run directory home: only what is new, every file verified."""
+    """Copy a job's run directory to this machine: only new files, all verified."""
     from fever.launch import jobs
     from fever.launch.clusters import link as remote
     from fever.launch.clusters.ssh import Unreachable
@@ -172,7 +187,7 @@ def fetch(
 
     found = jobs.find_job(job)
     if (target := found.target) is None or not target.is_remote:
-        raise FeverError(f"{found.name} writes its run directory on a shared file system already: {found.run}")
+        raise FeverError(f"{found.name} needs no fetch: its run directory is on a shared file system, {found.run}")
     if found.home and to is None:
         print(f"{found.run}: all of it is here, verified")
         return
@@ -180,10 +195,10 @@ def fetch(
     with remote.connect(found) as connection:
         try:
             state, _ = connection.state(found)
-        except Unreachable:  # Ray is dead there, but files may come
+        except Unreachable:  # Ray is dead there, but files may still be readable
             state = "unknown"
         moved = connection.sync(found, where)
-    print(f"{where or found.run}: {format_bytes(moved)} moved, verified; the job is {state.lower()}")
+    print(f"{where or found.run}: {format_bytes(moved)} copied, verified; the job is {state.lower()}")
 
 
 @commands.command(rich_help_panel="Other machines")
@@ -191,10 +206,10 @@ def tunnel(
     file: ClusterFile,
     port: Annotated[
         int | None,
-        typer.Option(min=1, max=65535, help="Port here for Ray's dashboard.  \\[default: 8265 or a free one]"),
+        typer.Option(min=1, max=65535, help="Local port for Ray's dashboard.  \\[default: 8265 or a free one]"),
     ] = None,
 ) -> None:
-    """Open Ray's dashboard, TensorBoard and the runs of a cluster on this machine, until Ctrl-C."""
+    """Forward a cluster's Ray dashboard, TensorBoard and runs to this machine, until Ctrl-C."""
     from fever.launch.clusters import ssh_up as clusters
     from fever.launch.clusters.tunnel import open_tunnel
 

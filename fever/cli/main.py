@@ -15,9 +15,22 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from fever import __version__
+from fever.cli.completion import algorithms, mend_scripts
 from fever.cli.jobs import PLACE, Json, On, commands, leave_for
 from fever.cli.machines import commands as cluster_commands
-from fever.cli.options import OLD, RUN, SEARCH, STOP, configuration, gathers, stop_rules
+from fever.cli.options import (
+    CHECKPOINTS,
+    FIELDS,
+    OLD,
+    RUN,
+    SEARCH,
+    STOP,
+    as_typed,
+    configuration,
+    gathers,
+    stop_rules,
+)
 from fever.cli.options import workers as parse_workers
 from fever.cli.runs import RunName, Runs, plain
 from fever.cli.runs import commands as run_commands
@@ -26,11 +39,11 @@ from fever.job import CONTINUED, RECORD, current_job
 
 
 class Interrupted(Exception):
-    """Ctrl-C, under a name that Typer does not take for its own."""
+    """Ctrl-C. Typer would turn a KeyboardInterrupt into its own exception and lose the message."""
 
 
 class Commands(TyperGroup):
-    """All commands."""
+    """The group of all commands; hands on Ctrl-C as Interrupted."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -43,19 +56,34 @@ app = typer.Typer(
     cls=Commands,
     help="Train deep-reinforcement-learning agents with one command, on one machine or many.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
 app.add_typer(run_commands)
 app.add_typer(commands)
 app.add_typer(cluster_commands)
+mend_scripts()
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Trust = Annotated[
-    bool, typer.Option("--trust", help="Read pickles, which can run any program: only of runs that you trust.")
+    bool, typer.Option("--trust", help="Read the run's pickles, which can execute any code: only if you trust the run.")
 ]
 ENDINGS = {"interrupted": 130, "limit": CONTINUED}  # stop reasons that are no success -> exit codes
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"fever {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options_of_all(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Train deep-reinforcement-learning agents with one command, on one machine or many."""
 
 
 @app.command()
@@ -65,7 +93,7 @@ ENDINGS = {"interrupted": 130, "limit": CONTINUED}  # stop reasons that are no s
 def train(
     options: dict[str, Any], old: dict[str, Any], place: dict[str, Any], quiet: Quiet = False, as_json: Json = False
 ) -> None:
-    """Train an agent until a stop rule is met; Ctrl-C saves and says how to go on."""
+    """Train an agent until a stop rule is met. Ctrl-C saves and prints how to continue."""
     _begin("train", {**options, **old}, place, quiet, as_json)
 
 
@@ -76,12 +104,12 @@ def train(
 def tune(
     options: dict[str, Any], search: dict[str, Any], place: dict[str, Any], quiet: Quiet = False, as_json: Json = False
 ) -> None:
-    """Search for settings, such as learning_rate=loguniform(1e-5,1e-2): many runs, and the best one's settings."""
+    """Search for the best settings with many runs, for example over learning_rate=loguniform(1e-5,1e-2)."""
     _begin("tune", {**options, **search}, place, quiet, as_json)
 
 
 def _begin(command: str, options: dict[str, Any], place: dict[str, Any], quiet: bool, as_json: bool) -> None:
-    """A new run, or a new search; here, or where `--on` says."""
+    """Start a new run or search, on this machine or on the target of `--on`."""
     config = configuration(options, command, quiet, elsewhere="on" in place)
     leave_for(config, place, quiet, as_json)
     if config.search is not None:
@@ -92,52 +120,54 @@ def _begin(command: str, options: dict[str, Any], place: dict[str, Any], quiet: 
     _finish(trainer.train(config, display=_display(quiet, as_json)).summary, as_json)
 
 
-def _search(config: Any, quiet: bool, as_json: bool, **going_on: Any) -> None:
-    """A search, new or going on."""
+def _search(config: Any, quiet: bool, as_json: bool, **resumed: Any) -> None:
+    """Run a search, a new one or one that is resumed."""
     from fever.tune import search
     from fever.tune.table import make_table
 
     table = make_table("quiet" if quiet else "auto", to_stderr=as_json)
-    _finish(search(config, display=table, **going_on), as_json)
+    _finish(search(config, display=table, **resumed), as_json)
 
 
 @app.command()
 @gathers("place", PLACE)
+@gathers("saving", CHECKPOINTS)
 @gathers("stop", STOP)
 def resume(
     run: RunName,
     stop: dict[str, Any],
+    saving: dict[str, Any],
     place: dict[str, Any],
     workers: Annotated[
-        str | None, typer.Option(help="Sampler processes, if other than before; with --on and none before: all.")
+        str | None, typer.Option(help="Sampler processes.  \\[default: as before; with --on and none before: all]")
     ] = None,
     runs: Runs = "runs",
-    checkpoint: Annotated[str, typer.Option(help="last, best, or an iteration's number.")] = "last",
+    checkpoint: Annotated[str, typer.Option(help="last, best, or the number of an iteration.")] = "last",
     trust: Trust = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Go on with a run from its checkpoint; new stop rules replace old ones of the same kind, and what has ended it."""
+    """Resume a run from its checkpoint. Stop rules given here replace the old ones."""
     from fever.config import RunConfig, validate
 
     found = _open_to_resume(run, runs, here="on" not in place)
     values = found.config.model_dump(mode="json")
-    if "stop_time" in stop:
-        values["stop"].pop("seconds")
     values["stop"] |= stop_rules(stop)
+    values |= {FIELDS.get(name, name): value for name, value in saving.items()}
     searching = values["search"] is not None
     if workers is not None:
         values["workers"] = parse_workers(workers)
     elif "on" in place and values["workers"] == 0 and not searching:
         values["workers"] = "all"  # it was trained in one process so far, and has machines now
-    config = validate(RunConfig, values, "fever resume")
+    typed = as_typed({**stop, **saving, "workers": workers})
+    config = validate(RunConfig, values, "fever resume", typed)
     rules, dropped = found.drop_met(config.stop, stop_rules(stop), checkpoint)
     config = config.model_copy(update={"stop": rules})
     if dropped and not quiet:
-        print(f"fever: the stop rule that it had met ({', '.join(dropped)}) no longer counts", file=sys.stderr)
+        print(f"fever: the stop rule that ended the run ({', '.join(dropped)}) is dropped", file=sys.stderr)
     if "on" in place and checkpoint != "last":
-        raise FeverError("with --on, a run goes on from its last checkpoint")
-    if "on" in place:  # the job would take it for its own
+        raise FeverError(f"--checkpoint {checkpoint}: with --on, a run is resumed from its last checkpoint")
+    if "on" in place:  # in the job itself the run counts as trusted
         _require_trust(found, searching, trust)
     leave_for(config, place, quiet, as_json, found)
     if searching:
@@ -150,8 +180,10 @@ def resume(
 
 
 def _open_to_resume(word: str, runs: str, here: bool) -> Any:
-    """A run to go on with; what its last job has made on another machine is here then. If it does not go on `here`,
-    that is seen to where it goes on: once, though this may be one of many ranks."""
+    """Find a run to resume, after fetching what its last job wrote on another machine.
+
+    If the run is resumed elsewhere (not `here`), the launcher fetches: once, though this may be one of many ranks.
+    """
     from fever.runs.run import Run
 
     if current_job() is not None:
@@ -161,7 +193,7 @@ def _open_to_resume(word: str, runs: str, here: bool) -> Any:
 
     try:
         found = Run.open(word, runs)
-    except FeverError:  # of a job that nobody has looked at yet
+    except FeverError:  # perhaps the run of a job whose files were not fetched yet
         path = next((job.run for job in list_jobs() if word in (job.name, job.run.name, str(job.run))), None)
         if path is None:
             raise
@@ -173,7 +205,7 @@ def _open_to_resume(word: str, runs: str, here: bool) -> Any:
 
 
 def _require_trust(run: Any, searching: bool, trust: bool) -> None:
-    """Refuse to go on elsewhere with what holds pickles, unless it is trusted."""
+    """Refuse to resume a run with pickles elsewhere, unless it is trusted."""
     if searching:
         from fever.tune.study import may_resume
 
@@ -183,8 +215,12 @@ def _require_trust(run: Any, searching: bool, trust: bool) -> None:
 
 
 @app.command()
-def config(algo: Annotated[str | None, typer.Argument(help="An algorithm; none: list them.")] = None) -> None:
-    """Every setting of an algorithm: default, meaning and where the default comes from."""
+def config(
+    algo: Annotated[
+        str | None, typer.Argument(help="Algorithm; without it, list all.", autocompletion=algorithms)
+    ] = None,
+) -> None:
+    """Print every setting of an algorithm: default, meaning, and the source of the default."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -215,7 +251,7 @@ def _source(field: Any) -> str:
 
 @app.command()
 def doctor(on: On = None, runs: Runs = "runs") -> None:
-    """Check this machine, or with --on the machines of a job: versions, names, ports, clocks, folders, known traps."""
+    """Check this machine, or with --on the machines of a job: versions, host names, ports, clocks, folders, traps."""
     from fever.launch.doctor import examine
 
     if on is None:
@@ -245,18 +281,18 @@ def _finish(summary: dict[str, Any], as_json: bool) -> None:
 
 def main() -> None:
     """Run a command; every mistake in the input ends as one sentence and exit code 2."""
-    if current_job() is not None:  # told that the job's time is over while it is still being set up
+    if current_job() is not None:  # the scheduler may announce the time limit before the trainer handles the signal
         signal.signal(signal.SIGUSR1, signal.default_int_handler)
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's; acting has small matrices, which threads slow down
-    gc.set_threshold(100_000)  # imports allocate much that stays for good; looking for garbage there takes time
-    sys.unraisablehook = lambda what: logging.info("ignored in %s: %r", what.object, what.exc_value)  # not ours, mostly
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # policies have small matrices, which threads slow down
+    gc.set_threshold(100_000)  # imports allocate many objects that stay; collecting among them takes time
+    sys.unraisablehook = lambda what: logging.info("ignored in %s: %r", what.object, what.exc_value)  # other libraries
     if "" not in sys.path:
         sys.path.insert(0, "")  # modules in the folder where fever is started can be imported
     code = _run()
     if current_job() is not None:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)  # a Ray that is gone would be waited for
+        os._exit(code)  # an ordinary exit would wait for a Ray that is gone
     sys.exit(code)
 
 
@@ -264,7 +300,7 @@ def _run() -> int:
     """Run the command; returns the exit code."""
     try:
         return app(standalone_mode=False) or 0
-    except SystemExit as end:  # by the user's code, perhaps
+    except SystemExit as end:  # of Typer's, or of the user's code
         if end.code is None or isinstance(end.code, int):
             return end.code or 0
         return _fail(end.code, 1)
@@ -277,10 +313,10 @@ def _run() -> int:
     except BrokenPipeError:  # `fever runs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception as error:  # noqa: BLE001 - a mistake of ours, or of what the user's code does
-        sentence = getattr(error, "format_message", None)  # what Typer's usage errors have
-        if sentence is not None:
-            return _fail(sentence(), 2)
+    except Exception as error:  # noqa: BLE001 - a mistake of ours, or in the user's code
+        if hasattr(error, "format_message"):  # a usage error of Typer's; it is empty if help was printed instead
+            sentence = error.format_message()
+            return _fail(sentence, 2) if sentence else 2
         traceback.print_exc()
         return 1
 

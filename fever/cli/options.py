@@ -1,4 +1,4 @@
-"""The options of `train` and `tune`, and what they say together: one configuration."""
+"""The options of `train` and `tune`, and the configuration that they describe together."""
 
 from __future__ import annotations
 
@@ -12,59 +12,84 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fever.cli import completion
 from fever.errors import FeverError
 
 if TYPE_CHECKING:
     from fever.config import RunConfig
 
-STOP = {  # options that say when a run ends
+STOP = {  # when a run ends
     "stop_reward": Annotated[float | None, typer.Option(help="Stop at this mean return over the last episodes.")],
     "stop_steps": Annotated[int | None, typer.Option(help="Stop after this many environment steps.")],
     "stop_time": Annotated[str | None, typer.Option(help="Stop after this time: 90s, 10m, 2h.")],
     "stop_iterations": Annotated[int | None, typer.Option(help="Stop after this many training iterations.")],
     "stop_window": Annotated[
-        int | None, typer.Option(help="Episodes that the mean return is taken over.  \\[default: 20]")
+        int | None, typer.Option(help="Number of episodes that the mean return is taken over.  \\[default: 20]")
     ],
 }
-RUN = {  # options that say what is trained
+CHECKPOINTS = {
+    "checkpoint_every": Annotated[
+        str | None, typer.Option(help="Time between checkpoints: 30s, 10m.  \\[default: 10s]")
+    ],
+    "checkpoint_keep": Annotated[
+        int | None, typer.Option(help="Number of latest checkpoints to keep, besides the best.  \\[default: 3]")
+    ],
+}
+RUN = {  # what is trained
     "env": Annotated[
-        str | None, typer.Argument(help="Gymnasium id, module:Id-v0, or module:Name of a class or factory.")
+        str | None,
+        typer.Argument(
+            help="Gymnasium id, module:Id-v0, or module:Name of a class or factory.",
+            autocompletion=completion.settings_beside_file,
+        ),
     ],
     "settings": Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Settings; see: fever config ALGO.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME=VALUE]...",
+            help="Settings of the algorithm; see: fever config ALGO.",
+            autocompletion=completion.settings,
+        ),
     ],
     "algo": Annotated[
-        str | None, typer.Option(help="Algorithm, or one of RLlib's such as rllib:SAC.  \\[default: ppo]")
+        str | None,
+        typer.Option(
+            help="Algorithm, or one of RLlib's such as rllib:SAC.  \\[default: ppo]",
+            autocompletion=completion.algorithms,
+        ),
     ],
     "workers": Annotated[
         str | None,
         typer.Option(
-            help="Sampler processes; 0: this process, auto: measure, all: one per core.  \\[default: 0; --on: all]"
+            help="Sampler processes; 0: this process, auto: measure, all: one per core.  \\[default: 0; with --on: all]"
         ),
     ],
     "envs": Annotated[int | None, typer.Option(help="Environments per worker.  \\[default: 8]")],
-    "seed": Annotated[int | None, typer.Option(help="The one seed that all others come from.  \\[default: 0]")],
-    "env_kwargs": Annotated[str | None, typer.Option(help="The environment's arguments, as a JSON object.")],
+    "seed": Annotated[int | None, typer.Option(help="Seed that all random streams are derived from.  \\[default: 0]")],
+    "env_kwargs": Annotated[str | None, typer.Option(help="The environment's keyword arguments, as a JSON object.")],
     **STOP,
+    **CHECKPOINTS,
     "runs": Annotated[
         str | None, typer.Option(envvar="FEVER_RUNS", help="Folder of run directories.  \\[default: runs]")
     ],
     "name": Annotated[str | None, typer.Option(help="Name of the run directory.")],
-    "device": Annotated[str | None, typer.Option(help="Where the learner runs: auto, cpu or gpu.")],
+    "device": Annotated[str | None, typer.Option(help="Where the learner runs: auto, cpu or gpu.  \\[default: auto]")],
     "gpus_per_worker": Annotated[
         float | None, typer.Option(help="Share of a GPU for each worker's environments.  \\[default: 0]")
     ],
     "file": Annotated[
-        str | None, typer.Option("-f", "--file", help="YAML file with any of these, or an old one of RLlib's.")
+        str | None,
+        typer.Option("-f", "--file", help="YAML file with any of these, or a file of the former `rllib train`."),
     ],
 }
+FIELDS = {"stop_time": "seconds", "checkpoint_every": "checkpoint_seconds"}  # option -> field, if called differently
 
 
 def _hidden(kind: Any, *names: str) -> Any:
     return Annotated[kind | None, typer.Option(*names, hidden=True)]
 
 
-OLD = {  # words that tutorials of RLlib taught; understood, with a hint
+OLD = {  # options of the former `rllib train`, which tutorials still teach: understood, with a hint
     "run": _hidden(str),
     "old_env": _hidden(str, "--env"),
     "name_env": _hidden(str),
@@ -82,20 +107,22 @@ OLD = {  # words that tutorials of RLlib taught; understood, with a hint
     "ray_num_gpus": _hidden(int),
 }
 SEARCH = {  # further options of `tune`
-    "trials": Annotated[int | None, typer.Option(help="Trials.  \\[default: 20]")],
+    "trials": Annotated[int | None, typer.Option(help="Number of trials.  \\[default: 20]")],
     "method": Annotated[
-        str | None, typer.Option("--search", help="Who proposes values: random, grid, optuna.  \\[default: random]")
+        str | None,
+        typer.Option("--search", help="How values are proposed: random, grid, optuna.  \\[default: random]"),
     ],
     "scheduler": Annotated[
-        str | None, typer.Option(help="none; asha: end bad trials early; pbt: go on from good ones.  \\[default: none]")
+        str | None,
+        typer.Option(help="none; asha: end bad trials early; pbt: continue from good ones.  \\[default: none]"),
     ],
-    "seeds": Annotated[int | None, typer.Option(help="Runs of every trial, with other seeds.  \\[default: 1]")],
+    "seeds": Annotated[int | None, typer.Option(help="Runs of every trial, with consecutive seeds.  \\[default: 1]")],
     "parallel": Annotated[int | None, typer.Option(help="Trials at the same time.  \\[default: one for each core]")],
 }
 
 
 def gathers(argument: str, options: dict[str, Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command these options; those that were used arrive as one dictionary, its argument of this name."""
+    """Give a command these options. Those that were typed arrive in one dictionary, the argument of this name."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
@@ -117,14 +144,13 @@ def gathers(argument: str, options: dict[str, Any]) -> Callable[[Callable[..., N
 def read_options(
     options: dict[str, Any], command: str, hint: Callable[[str], None]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Values of a configuration from a file and the options beside it, which win; and what ranges, or files of RLlib's,
-    say of a search."""
+    """Values of a configuration and of its search, from a file and from the options, which override the file."""
     words = {name.removeprefix("old_"): options[name] for name in OLD if name in options}
     values: dict[str, Any] = {}
     search: dict[str, Any] = {}
     assignments = list(options.get("settings", ()))
     env = options.get("env")
-    if env is not None and "=" in env:  # the environment is in the file and the first word is a setting
+    if env is not None and "=" in env:  # the file names the environment; the first word is a setting
         assignments.insert(0, env)
         env = None
     if "file" in options:
@@ -136,8 +162,8 @@ def read_options(
         values |= understood
         for sentence in hints:
             hint(sentence)
-    given = {name: options[name] for name in RUN if name in options and name not in ("settings", "file", *STOP)}
-    given.pop("env", None)
+    skipped = ("env", "settings", "file", *STOP)
+    given = {FIELDS.get(name, name): options[name] for name in RUN if name in options and name not in skipped}
     given |= {"env": env} if env is not None else {}
     given |= {"workers": workers(given["workers"])} if "workers" in given else {}
     given |= {"env_kwargs": _json_object(given["env_kwargs"], "--env-kwargs")} if "env_kwargs" in given else {}
@@ -145,13 +171,13 @@ def read_options(
     space, assigned = _divide(assignments, command)
     search["space"] = {**search.get("space", {}), **space}
     stop = stop_rules(options)
-    if "iterations" in assigned:  # no algorithm has it: how long a run is, is a stop rule
+    if "iterations" in assigned:  # a stop rule: no algorithm has such a setting
         stop = {"iterations": assigned.pop("iterations"), **stop}
     where = options.get("file", f"fever {command}")
     values["settings"] = {**_mapping(values, "settings", where), **assigned}
     values["stop"] = {**_mapping(values, "stop", where), **stop}
     if "env" not in values:
-        raise FeverError(f"say what to train on, for example: fever {command} CartPole-v1")
+        raise FeverError(f"name an environment to train on, for example: fever {command} CartPole-v1")
     return values, search
 
 
@@ -172,23 +198,33 @@ def configuration(options: dict[str, Any], command: str, quiet: bool, elsewhere:
         values["search"] = {**kept, **found, **asked, "space": space}
     elif elsewhere and "workers" not in values and not values.get("search") and not _says_workers(values):
         values["workers"] = "all"
-    return validate(RunConfig, values, where)
+    return validate(RunConfig, values, where, as_typed(options))
+
+
+def as_typed(options: dict[str, Any]) -> dict[str, str]:
+    """Field of the configuration -> the words that set it, for messages: `{"stop.seconds": "--stop-time 1m"}`."""
+    words = {}
+    for name, value in options.items():
+        part = "stop." if name in STOP else "search." if name in SEARCH else ""
+        field = FIELDS.get(name, name.removeprefix("stop_") if part == "stop." else name)
+        words[part + field] = f"--{'search' if name == 'method' else name.replace('_', '-')} {value}"
+    return words
 
 
 def _mapping(values: dict[str, Any], name: str, where: str) -> dict[str, Any]:
     """The mapping of this name among some values, empty if there is none."""
     found = values.get(name)
     if not isinstance(found, dict | None):
-        raise FeverError(f"{where}: {name}={found!r} cannot be used: it is a mapping, {name}: {{name: value}}")
+        raise FeverError(f"{where}: {name}={found!r} cannot be used: must be a mapping such as {name}: {{name: value}}")
     return found or {}
 
 
 def _read_file(
     name: str, env: str | None, hint: Callable[[str], None]
 ) -> tuple[dict[str, Any], dict[str, Any], str | None]:
-    """The values in a YAML file, what one of RLlib's says of a search, and the environment that wins over its own.
+    """The values in a YAML file, its search if it is RLlib's, and the environment that overrides the file's.
 
-    It is fever's, or one of the removed `rllib train -f`: then `FILE:EXPERIMENT` chooses, and old ids are understood.
+    The file is fever's, or one of the former `rllib train -f`, in which `FILE:EXPERIMENT` chooses an experiment.
     """
     from fever.config import load_yaml
     from fever.rllib.legacy.files import is_old_yaml, read_experiment
@@ -204,7 +240,7 @@ def _read_file(
 
 
 def _says_workers(values: dict[str, Any]) -> bool:
-    """Whether the settings say how many workers there are, by a name of the library that the algorithm is from."""
+    """Whether the settings set the number of workers, under a name of the library that the algorithm is from."""
     from fever.algos.registry import find_provider
 
     provider = find_provider(str(values.get("algo")))
@@ -212,7 +248,7 @@ def _says_workers(values: dict[str, Any]) -> bool:
 
 
 def _divide(assignments: list[str], command: str) -> tuple[dict[str, str], dict[str, Any]]:
-    """Settings that are to be searched, and those that are given."""
+    """Settings to search, with their ranges, and settings with a value."""
     from fever.config import parse_assignments
     from fever.tune.space import is_space_expression
 
@@ -222,7 +258,7 @@ def _divide(assignments: list[str], command: str) -> tuple[dict[str, str], dict[
         name, equals, text = word.partition("=")
         if equals and is_space_expression(text):
             if command != "tune":
-                raise FeverError(f"{word}: a range of values is for a search: fever tune")
+                raise FeverError(f"{word} is a range of values, which only a search takes: fever tune")
             space[name.strip()] = text.strip()
         else:
             rest.append(word)
@@ -230,25 +266,25 @@ def _divide(assignments: list[str], command: str) -> tuple[dict[str, str], dict[
 
 
 def stop_rules(options: dict[str, Any]) -> dict[str, Any]:
-    """The stop rules among some options."""
+    """The stop rules among some options, under the names of the options."""
     return {name.removeprefix("stop_"): options[name] for name in STOP if name in options}
 
 
 def workers(text: str) -> int | str:
-    """What `--workers` says."""
+    """The value of `--workers`."""
     if text in ("auto", "all"):
         return text
     try:
         return int(text)
     except ValueError:
-        raise FeverError(f"--workers takes a number, auto or all, not {text!r}") from None
+        raise FeverError(f"--workers {text}: must be a whole number, auto or all") from None
 
 
 def _json_object(text: str, option: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise FeverError(f"{option} is not JSON: {error}") from None
+        raise FeverError(f"{option} {text}: not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise FeverError(f'{option} takes a JSON object such as {{"size": 5}}')
+        raise FeverError(f'{option} {text}: must be a JSON object such as {{"size": 5}}')
     return value

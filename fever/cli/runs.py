@@ -1,4 +1,4 @@
-"""The part of the command line that looks at runs: their scores, videos, tables, pictures, policies."""
+"""Commands that look at runs: scores, videos, tables, curves, exported policies."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from fever import layout
+from fever.cli import completion
 from fever.cli.jobs import Json
 from fever.errors import FeverError
 from fever.text import STATUS, format_count, format_number
@@ -19,22 +20,27 @@ WIDE = 100  # columns of a terminal from which on the table of runs has all its 
 commands = typer.Typer()
 Runs = Annotated[str, typer.Option(envvar="FEVER_RUNS", help="Folder of run directories.")]
 RunName = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run: its path, its name in the folder of runs, or: last.")
+    str,
+    typer.Argument(
+        metavar="RUN", help="Path of a run, its name in the folder of runs, or: last.", autocompletion=completion.runs
+    ),
 ]
-Which = Annotated[str, typer.Option("--checkpoint", help="best, last, or an iteration's number.")]
+Which = Annotated[str, typer.Option("--checkpoint", help="best, last, or the number of an iteration.")]
 
 
 @commands.command(name="eval")
 def evaluate(
     run: RunName,
-    episodes: Annotated[int, typer.Option(min=1, help="Episodes to play.")] = 20,
+    episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 20,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the episodes.")] = 1_000_000,
-    stochastic: Annotated[bool, typer.Option("--stochastic", help="Draw actions instead of the likeliest.")] = False,
+    stochastic: Annotated[
+        bool, typer.Option("--stochastic", help="Sample actions instead of taking the most likely.")
+    ] = False,
     checkpoint: Which = "best",
     runs: Runs = "runs",
     as_json: Json = False,
 ) -> None:
-    """Play episodes with a run's policy and print the scores."""
+    """Evaluate a run's policy: play episodes and print their returns and lengths."""
     from fever.runs.evaluate import evaluate, source_of
     from fever.runs.run import Run
 
@@ -51,13 +57,13 @@ def evaluate(
 @commands.command()
 def watch(
     run: RunName,
-    to: Annotated[Path | None, typer.Option(help="The file, .mp4 or .gif.  \\[default: RUN/videos/]")] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Steps to film at most.")] = 1000,
+    to: Annotated[Path | None, typer.Option(help="File to write, .mp4 or .gif.  \\[default: in RUN/videos]")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Greatest number of steps.")] = 1000,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the episode.")] = 1_000_000,
     checkpoint: Which = "best",
     runs: Runs = "runs",
 ) -> None:
-    """Film one episode of a run's policy."""
+    """Record a video of one episode with a run's policy."""
     for name, value in {
         "PYGAME_HIDE_SUPPORT_PROMPT": "1",
         "SDL_VIDEODRIVER": "dummy",
@@ -132,7 +138,7 @@ def _run_row(run: Any) -> dict[str, Any]:
 
 @commands.command()
 def show(run: RunName, runs: Runs = "runs", as_json: Json = False) -> None:
-    """Show one run: how it stands, its settings, its checkpoints."""
+    """Show one run: status, settings, last metrics, checkpoints."""
     from fever.runs.run import Run
 
     found = Run.open(run, runs)
@@ -156,13 +162,16 @@ def show(run: RunName, runs: Runs = "runs", as_json: Json = False) -> None:
 
 @commands.command()
 def plot(
-    names: Annotated[list[str], typer.Argument(metavar="RUN...", help="One run or several, for one picture.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN...", help="One run or several, in one figure.", autocompletion=completion.runs),
+    ],
     to: Annotated[
-        Path | None, typer.Option(help="The picture: .png, .svg or .pdf.  \\[default: in the first RUN]")
+        Path | None, typer.Option(help="File to write: .png, .svg or .pdf.  \\[default: in the first RUN]")
     ] = None,
     runs: Runs = "runs",
 ) -> None:
-    """Draw the curves of one or more runs."""
+    """Plot the learning curves of one or more runs."""
     from fever.runs.plot import plot
     from fever.runs.run import Run
 
@@ -173,11 +182,11 @@ def plot(
 @commands.command()
 def export(
     run: RunName,
-    to: Annotated[Path | None, typer.Option(help="The folder to make.  \\[default: RUN/exported_policy]")] = None,
+    to: Annotated[Path | None, typer.Option(help="Folder to write.  \\[default: RUN/exported_policy]")] = None,
     checkpoint: Which = "best",
     runs: Runs = "runs",
 ) -> None:
-    """Write a run's policy as a folder that acts with NumPy alone."""
+    """Export a run's policy as a Python package that needs NumPy only."""
     from fever.runs.export import export
     from fever.runs.run import Run
 

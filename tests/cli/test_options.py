@@ -57,7 +57,7 @@ def test_a_search_is_made_of_ranges_and_options() -> None:
         {"gamma": "uniform(0.9,1)"}, 5, "grid",
     )  # fmt: skip
     assert config.settings == {"steps": 8}
-    with pytest.raises(FeverError, match="a range of values is for a search: fever tune"):
+    with pytest.raises(FeverError, match="is a range of values, which only a search takes: fever tune"):
         read(env="CartPole-v1", settings=["gamma=uniform(0.9,1)"])
     with pytest.raises(FeverError, match="say what to search"):
         read("tune", env="CartPole-v1")
@@ -107,9 +107,9 @@ def test_all_workers_are_for_runs_elsewhere_but_not_for_searches() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({}, "say what to train on, for example: fever train CartPole-v1"),
-        ({"env": "CartPole-v1", "workers": "many"}, "--workers takes a number, auto or all"),
-        ({"env": "CartPole-v1", "env_kwargs": "[1]"}, "--env-kwargs takes a JSON object"),
+        ({}, "name an environment to train on, for example: fever train CartPole-v1"),
+        ({"env": "CartPole-v1", "workers": "many"}, "--workers many: must be a whole number, auto or all"),
+        ({"env": "CartPole-v1", "env_kwargs": "[1]"}, r"--env-kwargs \[1\]: must be a JSON object"),
         ({"file": "nowhere.yaml"}, "nowhere.yaml cannot be read"),
         ({"run": "A3C", "env": "CartPole-v1"}, "RLlib has no algorithm A3C; the closest is"),
     ],
@@ -123,8 +123,8 @@ def test_mistakes_are_one_sentence(options: dict[str, Any], sentence: str) -> No
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("stop: 100", "run.yaml: stop=100 cannot be used: it is a mapping"),
-        ("settings: [a]", r"run.yaml: settings=\['a'\] cannot be used: it is a mapping"),
+        ("stop: 100", "run.yaml: stop=100 cannot be used: must be a mapping"),
+        ("settings: [a]", r"run.yaml: settings=\['a'\] cannot be used: must be a mapping"),
         ("search: optuna", "run.yaml: search='optuna' cannot be used"),
         ("search: {space: 3}", "search.* ?space=3 cannot be used"),
         ("space: {gamma: 'uniform(0.9,1)'}", "run.yaml has no setting space; .*search"),

@@ -1,0 +1,131 @@
+"""Shell completion of algorithms, settings, runs and jobs.
+
+The shell calls fever at every press of TAB. So nothing here imports pydantic, NumPy or JAX: settings are read from the
+algorithms' source, runs and jobs from the names of files.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from fever.algos.registry import ALGORITHMS
+from fever.job import records
+
+Candidates = list[tuple[str, str]]  # (word, its meaning)
+
+
+def algorithms(incomplete: str) -> list[str]:
+    """Algorithms of fever's own, and those that the source of the installed RLlib defines."""
+    spec = find_spec("ray")
+    folders = spec.submodule_search_locations if spec else None
+    sources = sorted(Path(folders[0], "rllib", "algorithms").glob("*/*.py")) if folders else ()
+    own = [path for path in sources if path.stem == path.parent.name]  # ppo/ppo.py defines PPO
+    classes = (re.search(rf"(?im)^class ({path.stem})\(", path.read_text()) for path in own)
+    names = [*ALGORITHMS, *(f"rllib:{found[1]}" for found in classes if found)]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def settings(ctx: Any, incomplete: str) -> Candidates:
+    """`name=` of every setting of the chosen algorithm."""
+    algo = ctx.params.get("algo") or "ppo"
+    found = setting_names(algo) if algo in ALGORITHMS else {}
+    return [(f"{name}=", meaning) for name, meaning in found.items() if name.startswith(incomplete)]
+
+
+def settings_beside_file(ctx: Any, incomplete: str) -> Candidates:
+    """The first word is the environment, or a setting if a file names the environment."""
+    return settings(ctx, incomplete) if ctx.params.get("file") else []
+
+
+def runs(ctx: Any, incomplete: str) -> list[str]:
+    """Names of run directories, and `last`."""
+    folder = Path(ctx.params.get("runs") or "runs").expanduser()
+    names = sorted(path.parent.name for path in folder.glob("*/config.yaml"))
+    return [name for name in [*names, "last"] if name.startswith(incomplete)]
+
+
+def jobs(incomplete: str) -> list[str]:
+    """Names of this user's jobs, and `last`."""
+    names = sorted(path.stem for path in records("jobs").glob("*.json"))
+    return [name for name in [*names, "last"] if name.startswith(incomplete)]
+
+
+def setting_names(algo: str) -> dict[str, str]:
+    """Names and meanings of an algorithm's settings, read from its source: importing it would import JAX."""
+    module, _, name = ALGORITHMS[algo].partition(":")
+    for where, found in _lineage(module, name):
+        for statement in found.body:
+            match statement:
+                case (
+                    ast.Assign(targets=[ast.Name("Config")], value=ast.Name(config))
+                    | ast.AnnAssign(target=ast.Name("Config"), value=ast.Name(config))
+                ):
+                    return _fields(where, config)
+    return {}
+
+
+def _fields(module: str, name: str) -> dict[str, str]:
+    """The fields that a class of settings makes with `setting(default, meaning, ...)`, its bases' first."""
+    found: dict[str, str] = {}
+    for _, node in reversed(list(_lineage(module, name))):
+        for statement in node.body:
+            match statement:
+                case ast.AnnAssign(
+                    target=ast.Name(field),
+                    value=ast.Call(func=ast.Name("setting"), args=[_, ast.Constant(meaning), *_]),
+                ):
+                    found[field] = str(meaning)
+    return found
+
+
+def _lineage(module: str, name: str) -> Iterator[tuple[str, ast.ClassDef]]:
+    """A class and its bases as (module, definition), wherever fever defines them."""
+    for statement in _statements(module):
+        match statement:
+            case ast.ClassDef(name=found, bases=bases) if found == name:
+                yield module, statement
+                for base in bases:
+                    if isinstance(base, ast.Name):
+                        yield from _lineage(module, base.id)
+            case ast.ImportFrom(module=str(source)) if source.startswith("fever") and any(
+                alias.name == name for alias in statement.names
+            ):
+                yield from _lineage(source, name)
+
+
+@cache
+def _statements(module: str) -> list[ast.stmt]:
+    path = Path(__file__).parents[2].joinpath(*module.split("."))
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return ast.parse(path.read_text()).body
+
+
+def mend_scripts() -> None:
+    """Change Typer's scripts for bash and zsh: no space after `name=`, and in zsh the first TAB completes, too."""
+    from typer._completion_shared import _completion_scripts as scripts
+
+    scripts["bash"] = scripts["bash"].replace(
+        "    return 0\n", "    [[ ${COMPREPLY[0]} == *= ]] && compopt -o nospace\n    return 0\n"
+    )
+    scripts["zsh"] = ZSH
+
+
+ZSH = """
+#compdef %(prog_name)s
+
+%(complete_func)s() {
+  local reply=$(env _TYPER_COMPLETE_ARGS="${words[1,$CURRENT]}" %(autocomplete_var)s=complete_zsh %(prog_name)s)
+  local -a no_space=(-S '')
+  [[ $reply == *'="'* ]] && reply=${reply/_arguments/_arguments -O no_space}
+  eval $reply
+}
+
+compdef %(complete_func)s %(prog_name)s
+[[ $funcstack[1] == _%(prog_name)s ]] && %(complete_func)s
+"""
