@@ -332,7 +332,7 @@ def test_a_search_is_not_gone_on_with_elsewhere_unless_it_is_trusted(fever: Any,
     for words in ((), ("--on", "slurm")):
         done = fever("resume", "found", *words)
         assert done.returncode == 2
-        assert "Ray Tune's pickles" in done.stderr
+        assert "reads pickles in runs/found/tune" in done.stderr
         assert "--trust" in done.stderr
 
 

@@ -15,8 +15,7 @@ import pytest
 
 from fever.algos.registry import ALGORITHMS, config_of
 from fever.cli.completion import algorithms, jobs, setting_names
-from tests.conftest import ROOT
-from tests.helpers import wait_for
+from tests.helpers import ROOT, wait_for
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
