@@ -13,7 +13,8 @@ STATUS = {  # stop reason -> how tables call a run that ended for it; other reas
     "trials": "trials done",
     "limit": "job limit",
 }
-PHASES = {  # share of an iteration's time, a metric -> its name in displays and plots
+INFO_PREFIX = "info/"  # before the names of metrics that environments report
+PHASES = {  # metric, a share of an iteration's time -> its name in displays and plots
     "time_env": "environment",
     "time_inference": "inference",
     "time_transfer": "transfer",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,14 @@ import numpy as np
 from fever import layout
 from fever.errors import FeverError
 from fever.runs.run import Run
-from fever.text import PHASES
+from fever.text import INFO_PREFIX, PHASES
 
+MOST_REPORTED = 8  # panels of metrics that environments report
 COLOURS = ("#0b6e99", "#d9480f", "#2b8a3e", "#862e9c", "#c92a2a", "#5c940d", "#1864ab", "#495057")
 
 
 def plot(runs: list[Run], path: Path) -> Path:
-    """Draw return, speed and learning curves of one or more runs over environment steps."""
+    """Draw return, speed, learning curves and what environments report, of one or more runs over environment steps."""
     curves = [run.curves() for run in runs]
     for run, curve in zip(runs, curves, strict=True):
         if not curve and (run.path / layout.TRIALS).is_dir():
@@ -30,28 +32,28 @@ def plot(runs: list[Run], path: Path) -> Path:
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(2, 2, figsize=(11, 6.5), layout="constrained")
+    panels = _panels(curves)
+    rows = math.ceil(len(panels) / 2)
+    figure, grid = pyplot.subplots(rows, 2, figsize=(11, 3.25 * rows), layout="constrained", squeeze=False)
+    axes = dict(zip(panels, grid.flat, strict=False))
     for place, (run, curve) in enumerate(zip(runs, curves, strict=True)):
         colour = COLOURS[place % len(COLOURS)]
-        _draw_returns(axes[0, 0], run, curve, colour, alone=len(runs) == 1)
-        axes[0, 1].plot(curve["steps"], smooth(curve["steps_per_second"]), color=colour)
-        if "entropy" in curve:
-            axes[1, 0].plot(curve["steps"], smooth(curve["entropy"]), color=colour, label=run.path.name)
-        if len(runs) > 1 and "explained_variance" in curve:
-            axes[1, 1].plot(curve["steps"], smooth(curve["explained_variance"]), color=colour)
-    titles = ["return per episode", "steps per second", "policy entropy", "explained variance of the value"]
-    if len(runs) == 1:
-        _draw_phases(axes[1, 1], curves[0])
-        titles[3] = "where the time goes"
-    for axis, title in zip(axes.flat, titles, strict=True):
-        axis.set_title(title, loc="left", fontsize=11)
+        _draw_returns(axes["return"], run, curve, colour, alone=len(runs) == 1)
+        for name in panels.keys() & curve.keys():
+            axes[name].plot(curve["steps"], smooth(curve[name]), color=colour)
+    if "time" in panels:
+        _draw_phases(axes["time"], curves[0])
+    for name, axis in axes.items():
+        axis.set_title(panels[name], loc="left", fontsize=11)
         axis.set_xlabel("environment steps")
         axis.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter())
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0, 1].set_ylim(bottom=0)
-    axes[0, 1].yaxis.set_major_formatter(matplotlib.ticker.EngFormatter())
-    axes[0, 0].legend(frameon=False, fontsize=9)
+    for axis in grid.flat[len(panels) :]:
+        axis.set_visible(False)
+    axes["steps_per_second"].set_ylim(bottom=0)
+    axes["steps_per_second"].yaxis.set_major_formatter(matplotlib.ticker.EngFormatter())
+    axes["return"].legend(frameon=False, fontsize=9)
     figure.suptitle(_title(runs), x=0.01, ha="left", fontsize=13, fontweight="bold")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,6 +63,20 @@ def plot(runs: list[Run], path: Path) -> Path:
     finally:
         pyplot.close(figure)
     return path
+
+
+def _panels(curves: list[dict[str, np.ndarray]]) -> dict[str, str]:
+    """Metric, or "return" and "time" -> title, of what these runs have."""
+    names = dict.fromkeys(name for curve in curves for name in curve)
+    panels = {"return": "return per episode", "steps_per_second": "steps per second"}
+    if "entropy" in names:
+        panels["entropy"] = "policy entropy"
+    if len(curves) > 1 and "explained_variance" in names:
+        panels["explained_variance"] = "explained variance of the value"
+    elif len(curves) == 1 and PHASES.keys() & names:  # not every algorithm measures them
+        panels["time"] = "where the time goes"
+    reported = [name for name in names if name.startswith(INFO_PREFIX)]
+    return panels | {name: name.removeprefix(INFO_PREFIX) for name in reported[:MOST_REPORTED]}
 
 
 def _title(runs: list[Run]) -> str:
@@ -85,10 +101,12 @@ def _draw_returns(axis: Any, run: Run, curve: dict[str, np.ndarray], colour: str
 
 def _draw_phases(axis: Any, curve: dict[str, np.ndarray]) -> None:
     names = [name for name in PHASES if name in curve]
-    if not names:  # not every algorithm measures them
-        return
     shares = np.stack([smooth(curve[name]) for name in names])
-    axis.stackplot(curve["steps"], shares, labels=[PHASES[name] for name in names], colors=COLOURS, alpha=0.8)
+    if np.nanmax(shares.sum(0)) > 1.02:  # workers and learner were busy at the same time
+        for name, share, colour in zip(names, shares, COLOURS, strict=False):
+            axis.plot(curve["steps"], share, color=colour, label=PHASES[name])
+    else:
+        axis.stackplot(curve["steps"], shares, labels=[PHASES[name] for name in names], colors=COLOURS, alpha=0.8)
     axis.set_ylim(0, 1)
     axis.legend(fontsize=9, loc="lower right", framealpha=0.85, edgecolor="none")
 

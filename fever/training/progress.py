@@ -10,11 +10,11 @@ import numpy as np
 
 from fever.config import Stop
 from fever.runs.checkpoint import stop_reason
+from fever.text import INFO_PREFIX
 
 if TYPE_CHECKING:
     from fever.algos.base import Iteration
 
-INFO_PREFIX = "info/"  # before the names of metrics that environments report
 MOST_INFO_NAMES = 32  # of them become metrics; all are in episodes.jsonl
 
 
