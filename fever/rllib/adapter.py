@@ -55,8 +55,7 @@ def prepare_rllib(config: RunConfig, source: EnvSource, say: Callable[[str], Non
     config, notes = split_settings(config)
     for note in notes:
         say(note)
-    with tempfile.TemporaryDirectory(prefix="fever-") as folder:
-        spaces = probe_spaces(source, Path(folder))
+    spaces = probe_spaces(source)
     config = with_defaults(config).model_copy(
         update={"env": source.name, "stop": config.stop.or_default(source.reward_threshold)}
     )
@@ -168,8 +167,6 @@ class RllibLearner:
     def _build(self) -> Any:
         try:
             return self.rllib.build_algo()
-        except FeverError:
-            raise
         except Exception as error:
             cause = root_cause(error)
             if isinstance(cause, FeverError):
@@ -256,8 +253,10 @@ class RllibFiles:
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """The first exception in a chain of causes, which may be from another process."""
-    while (deeper := getattr(error, "cause", None) or error.__cause__) is not None:
+    """The first FeverError in a chain of causes, or its last exception; it may be from another process."""
+    while (
+        not isinstance(error, FeverError) and (deeper := getattr(error, "cause", None) or error.__cause__) is not None
+    ):
         error = deeper
     return error
 
@@ -317,6 +316,5 @@ def bundles_of(config: RunConfig, source: EnvSource) -> list[dict[str, float]]:
     config = with_defaults(split_settings(config)[0])
     if not isinstance(config.workers, int):
         config = config.model_copy(update={"workers": 0})
-    with tempfile.TemporaryDirectory(prefix="fever-") as folder:
-        first, *others = RllibLearner(config, source, probe_spaces(source, Path(folder))).bundles()
+    first, *others = RllibLearner(config, source, probe_spaces(source)).bundles()
     return [{**first, "CPU": max(1.0, first.get("CPU", 0.0))}, *others]

@@ -6,6 +6,7 @@ import inspect
 import itertools
 import os
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,31 +99,36 @@ def _mapping_parameter(constructor: Any, given: dict[str, Any]) -> str | None:
     return next((name for name in CONFIG if name in free and (free[name] or strange)), None)
 
 
-def probe_spaces(source: EnvSource, workdir: Path) -> Spaces:
+def probe_spaces(source: EnvSource) -> Spaces:
     """Make an environment once, reset it and return its spaces. Raises FeverError if it cannot be used."""
+    with tempfile.TemporaryDirectory(prefix="fever-") as folder:
+        env: Any = make_one(source, EnvContext(workdir=Path(folder)))
+        try:
+            return _reset_and_describe(env, source.name)
+        finally:
+            env.close()
+
+
+def _reset_and_describe(env: Any, name: str) -> Spaces:
     from ray.rllib.env.multi_agent_env import MultiAgentEnv
 
-    env: Any = make_one(source, EnvContext(workdir=workdir))
-    try:
-        if isinstance(env.unwrapped, MultiAgentEnv) or isinstance(env, MultiAgentEnv):
-            agents = list(getattr(env, "possible_agents", None) or getattr(env, "agents", None) or [])
-            if not agents:
-                raise FeverError(f"{source.name} has several agents; list their ids in its attribute possible_agents")
-            env.reset(seed=0)
-            observations, actions = env.observation_spaces or {}, env.action_spaces or {}
-            given = {one: observations.get(one, env.observation_space) for one in agents}
-            taken = {str(one): repr(actions.get(one, env.action_space)) for one in agents}
-            flattened = [one for one, space in given.items() if not is_plain(space)]
-            return Spaces({str(one): repr(space) for one, space in given.items()}, taken, agents, False, flattened)
-        for name, space in (("observation", env.observation_space), ("action", env.action_space)):
-            if not isinstance(space, gym.Space):
-                raise FeverError(f"{source.name} has no {name} space of Gymnasium's, but {space!r}")
+    if isinstance(env.unwrapped, MultiAgentEnv) or isinstance(env, MultiAgentEnv):
+        agents = list(getattr(env, "possible_agents", None) or getattr(env, "agents", None) or [])
+        if not agents:
+            raise FeverError(f"{name} has several agents; list their ids in its attribute possible_agents")
         env.reset(seed=0)
-        image = len(env.observation_space.shape or ()) == 3
-        flattened = [] if is_plain(env.observation_space) else [None]
-        return Spaces(repr(env.observation_space), repr(env.action_space), [], image, flattened)
-    finally:
-        env.close()
+        observations, actions = env.observation_spaces or {}, env.action_spaces or {}
+        given = {one: observations.get(one, env.observation_space) for one in agents}
+        taken = {str(one): repr(actions.get(one, env.action_space)) for one in agents}
+        flattened = [one for one, space in given.items() if not is_plain(space)]
+        return Spaces({str(one): repr(space) for one, space in given.items()}, taken, agents, False, flattened)
+    for kind, space in (("observation", env.observation_space), ("action", env.action_space)):
+        if not isinstance(space, gym.Space):
+            raise FeverError(f"{name} has no {kind} space of Gymnasium's, but {space!r}")
+    env.reset(seed=0)
+    image = len(env.observation_space.shape or ()) == 3
+    flattened = [] if is_plain(env.observation_space) else [None]
+    return Spaces(repr(env.observation_space), repr(env.action_space), [], image, flattened)
 
 
 def is_plain(space: Any) -> bool:

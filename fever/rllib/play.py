@@ -38,7 +38,7 @@ class Player:
         require_rllib()
         self.folder = tempfile.TemporaryDirectory(prefix="fever-")
         workdir = Path(self.folder.name)
-        self.spaces = probe_spaces(source, workdir)
+        self.spaces = probe_spaces(source)
         checkpoint.check_spaces(self.spaces.observation, self.spaces.action, source.name)
         config = Run(checkpoint.path.parents[1]).config
         config = config.model_copy(update={"workers": 0, "envs": 1, "seed": seed, "gpus_per_worker": 0.0})

@@ -147,7 +147,7 @@ def test_examples_can_be_built(file: str, name: str, tmp_path: Path) -> None:
     assert not any("has no such setting" in note for note in found.notes)
     config = split_settings(validate(RunConfig, {**found.values, "workers": 0, "envs": 1}, file))[0]
     source = EnvSource(config.env, config.env_kwargs)
-    runner = make_runner(config, probe_spaces(source, tmp_path), MakeEnv(source, tmp_path, search_path()))
+    runner = make_runner(config, probe_spaces(source), MakeEnv(source, tmp_path, search_path()))
     try:
         (episode,) = runner.sample(num_timesteps=4, explore=True)
         assert episode.env_steps() == 4

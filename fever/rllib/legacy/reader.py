@@ -12,24 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from fever.errors import FeverError
-from fever.rllib.legacy.old_names import (
-    BUFFER,
-    MODEL_NAMES,
-    MODEL_PREFIXES,
-    NESTED,
-    NEUTRAL,
-    OFF,
-    OFFLINE,
-    OLD_BUFFERS,
-    OLD_EXPLORATION,
-    REMOVED,
-    REMOVED_FOR,
-    RENAMED,
-    RENAMED_FOR,
-    STOP,
-    TEXT_NUMBER,
-    UNNEEDED,
-)
+from fever.rllib.legacy import old_names
 
 
 class Reader:
@@ -54,19 +37,19 @@ class Reader:
         kept = {full: given.pop(full) for full in list(given) if full.partition(".")[0] in self.own}
         for full, value in kept.items():
             self.put(full, full, value)
-        removed = REMOVED | REMOVED_FOR.get(self.algorithm, {})
-        renamed = RENAMED | RENAMED_FOR.get(self.algorithm, {})
+        removed = old_names.REMOVED | old_names.REMOVED_FOR.get(self.algorithm, {})
+        renamed = old_names.RENAMED | old_names.RENAMED_FOR.get(self.algorithm, {})
         for full in sorted(given, key=lambda one: not one.endswith("_schedule")):
-            value, name = given[full], full.removeprefix(BUFFER)
+            value, name = given[full], full.removeprefix(old_names.BUFFER)
             if name in SPECIAL:
                 SPECIAL[name](self, value)
-            elif name in OLD_EXPLORATION or name.startswith("exploration_config"):
+            elif name in old_names.OLD_EXPLORATION or name.startswith("exploration_config"):
                 continue  # read together, below
-            elif name in UNNEEDED:
+            elif name in old_names.UNNEEDED:
                 self.unneeded.append(full)
-            elif name in removed and name not in RENAMED_FOR.get(self.algorithm, {}):
+            elif name in removed and name not in old_names.RENAMED_FOR.get(self.algorithm, {}):
                 self.drop(full, value, removed[name])
-            elif name.startswith(MODEL_PREFIXES):
+            elif name.startswith(old_names.MODEL_PREFIXES):
                 self._model(name, value)
             elif not (name.endswith("_schedule") and value is None):
                 _, dot, part = name.rpartition("evaluation_config.")
@@ -86,7 +69,7 @@ class Reader:
 
     def drop(self, name: str, value: Any, reason: str) -> None:
         """Note that a setting is dropped, unless its value switches it off anyway."""
-        if value not in OFF and value != NEUTRAL.get(name, ...):
+        if value not in old_names.OFF and value != old_names.NEUTRAL.get(name, ...):
             self.dropped.setdefault(reason, []).append(name)
 
     def notes(self) -> list[str]:
@@ -104,8 +87,8 @@ class Reader:
     def _model(self, name: str, value: Any) -> None:
         part = name.partition(".")[2]
         image = {"dim": ("img_height", "img_width"), "grayscale": ("grayscale",), "framestack": ("stack_num",)}
-        if part in MODEL_NAMES:
-            self.put(name, f"model_config.{MODEL_NAMES[part]}", value)
+        if part in old_names.MODEL_NAMES:
+            self.put(name, f"model_config.{old_names.MODEL_NAMES[part]}", value)
         elif part == "lstm_use_prev_action_reward":
             self.put(name, "model_config.lstm_use_prev_action", value)
             self.put(name, "model_config.lstm_use_prev_reward", value)
@@ -120,7 +103,7 @@ class Reader:
         """Set DQN's `epsilon` from the settings of its schedule; RLlib no longer has other kinds of exploration."""
         prefix = "exploration_config."
         given = {name.removeprefix(prefix): flat[name] for name in flat if name.startswith(prefix)}
-        given |= {new: flat[old] for old, new in OLD_EXPLORATION.items() if old in flat}
+        given |= {new: flat[old] for old, new in old_names.OLD_EXPLORATION.items() if old in flat}
         kind = str(given.get("type", "EpsilonGreedy")).rpartition(".")[2]
         if self.algorithm in ("DQN", "APEX") and kind.endswith("EpsilonGreedy") and given.keys() - {"type"}:
             total = as_number("schedule_max_timesteps", given.get("steps", 100_000))
@@ -134,10 +117,10 @@ class Reader:
 
     def _buffer(self) -> None:
         """Give a buffer of another type its size: it replaces RLlib's default buffer with all its settings."""
-        fixed = self.algorithm == "APEX" or BUFFER.removesuffix(".") in self.own
-        if not fixed and self.settings.get(f"{BUFFER}type") == "EpisodeReplayBuffer":
-            self.settings.setdefault(f"{BUFFER}capacity", 50_000 if self.algorithm == "DQN" else 1_000_000)
-            for name in (f"{BUFFER}alpha", f"{BUFFER}beta"):
+        fixed = self.algorithm == "APEX" or old_names.BUFFER.removesuffix(".") in self.own
+        if not fixed and self.settings.get(f"{old_names.BUFFER}type") == "EpisodeReplayBuffer":
+            self.settings.setdefault(f"{old_names.BUFFER}capacity", 50_000 if self.algorithm == "DQN" else 1_000_000)
+            for name in (f"{old_names.BUFFER}alpha", f"{old_names.BUFFER}beta"):
                 self.settings.pop(name, None)
                 self.sources.pop(name, None)
 
@@ -157,7 +140,7 @@ def _framework(reader: Reader, value: Any) -> None:
 def _buffer_type(reader: Reader, value: Any) -> None:
     """Buffers of transitions are buffers of episodes now; other classes stay as they are."""
     kind = str(value).rpartition(".")[2]
-    known = kind in OLD_BUFFERS or "Episode" in kind
+    known = kind in old_names.OLD_BUFFERS or "Episode" in kind
     prioritized = "Prioritized" in kind
     name = kind if "Episode" in kind else f"{'Prioritized' if prioritized else ''}EpisodeReplayBuffer"
     reader.settings["replay_buffer_config.type"] = name if known else value
@@ -263,8 +246,8 @@ def read_stop_rules(rules: dict[str, Any], window: int, reader: Reader) -> dict[
     stop: dict[str, Any] = {}
     for name, value in leaves(rules):
         parts = re.split(r"[./]", name)
-        rule = STOP.get(parts[-1])
-        only = rule == "reward" and reader.algorithm in OFFLINE  # they have returns from evaluation only
+        rule = old_names.STOP.get(parts[-1])
+        only = rule == "reward" and reader.algorithm in old_names.OFFLINE  # they have returns from evaluation only
         if parts[0] == "evaluation" and not only:
             reader.drop(f"stop.{name}", True, "fever's stop rules use training returns, not evaluation")
         elif rule is None:
@@ -278,7 +261,7 @@ def read_stop_rules(rules: dict[str, Any], window: int, reader: Reader) -> dict[
 def flat(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Settings with dotted names where RLlib nests them, one level deep."""
     for name, value in config.items():
-        if name in NESTED and isinstance(value, dict):
+        if name in old_names.NESTED and isinstance(value, dict):
             yield from ((f"{name}.{part}", one) for part, one in value.items())
         else:
             yield name, value
@@ -310,7 +293,7 @@ def numbers(value: Any) -> Any:
         return {name: numbers(one) for name, one in value.items()}
     if isinstance(value, list):
         return [numbers(one) for one in value]
-    if isinstance(value, str) and TEXT_NUMBER.fullmatch(value):
+    if isinstance(value, str) and old_names.TEXT_NUMBER.fullmatch(value):
         number = float(value)
         return int(number) if number.is_integer() and abs(number) >= 1 else number
     return value

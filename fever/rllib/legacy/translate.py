@@ -10,24 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from fever.errors import FeverError
-from fever.rllib.legacy.old_names import (
-    APEX,
-    APEX_BATCH,
-    APEX_LOST,
-    APEX_NAMES,
-    APEX_NEEDS_NO,
-    APEX_UPDATES,
-    GAMES,
-    MUJOCO,
-    OFFLINE,
-    OLD_ATARI,
-    REPLACEMENTS,
-    RLLIB_ALGORITHMS,
-    RLLIB_WINDOW,
-    RUN_FIELDS,
-    UNNEEDED,
-    VERSIONS,
-)
+from fever.rllib.legacy import old_names
 from fever.rllib.legacy.reader import (
     Reader,
     as_list,
@@ -71,10 +54,11 @@ def translate(values: dict[str, Any], where: str, experiment: str | None = None,
 
 def current_algorithm(name: Any, where: str) -> str:
     """The algorithm for the name in `run:`: one of RLlib's, or fever's own Ape-X."""
-    known = {one.lower(): f"rllib:{one}" for one in RLLIB_ALGORITHMS} | {one.lower(): "apex" for one in APEX}
+    known = {one.lower(): f"rllib:{one}" for one in old_names.RLLIB_ALGORITHMS}
+    known |= {one.lower(): "apex" for one in old_names.APEX}
     if str(name).lower() in known:
         return known[str(name).lower()]
-    closest = REPLACEMENTS.get(str(name).upper())
+    closest = old_names.REPLACEMENTS.get(str(name).upper())
     if closest is not None:
         raise FeverError(f"{where}: RLlib has no algorithm {name}; the closest is {closest}")
     return f"rllib:{name}"  # a newer algorithm, or a mistake that is reported when RLlib is asked for it
@@ -82,19 +66,19 @@ def current_algorithm(name: Any, where: str) -> str:
 
 def current_env(name: str, config: dict[str, Any]) -> tuple[str, dict[str, Any], list[str]]:
     """The current id and arguments for an old id and its `env_config`, and notes for the user."""
-    if match := OLD_ATARI.fullmatch(name):
+    if match := old_names.OLD_ATARI.fullmatch(name):
         game, ram, frames, version = match.groups()
-        if ram or frames or game in GAMES:
+        if ram or frames or game in old_names.GAMES:
             sticky = {"repeat_action_probability": 0.0} if version == "4" else {}
             memory = {"obs_type": "ram", **({"frameskip": 1} if frames == "NoFrameskip" else {})} if ram else {}
             how = "without sticky actions; an episode is a whole game" if sticky else "an episode is a whole game"
             return f"ALE/{game}-v5", {**sticky, **memory, **config}, [f"{name} is ALE/{game}-v5 now, {how}"]
     stem, _, version = name.rpartition("-v")
-    if stem in VERSIONS and version.isdigit() and int(version) < VERSIONS[stem]:
-        if stem in MUJOCO and version == "4":
+    if version.isdigit() and int(version) < old_names.VERSIONS.get(stem, 0):
+        robot, current = stem in old_names.MUJOCO, f"{stem}-v{old_names.VERSIONS[stem]}"
+        if robot and version == "4":  # which still exists
             return name, config, []
-        note = f"{name} is {stem}-v{VERSIONS[stem]} now{': returns may differ' if stem in MUJOCO else ''}"
-        return f"{stem}-v{VERSIONS[stem]}", config, [note]
+        return current, config, [f"{name} is {current} now{': returns may differ' if robot else ''}"]
     if name.startswith("ALE/") and config.get("frameskip") == 1 and "obs_type" not in config:
         rest = {key: value for key, value in config.items() if key != "frameskip"}
         return name, rest, ["frameskip: 1 is left out: RLlib skipped frames itself, fever leaves it to the environment"]
@@ -143,14 +127,14 @@ def _read_experiment(chosen: dict[str, Any], algo: str, name: str) -> Translatio
     reader.read(config)
     settings = reader.settings
     values: dict[str, Any] = {"env": env, "algo": algo}
-    for current, own in RUN_FIELDS.items():
+    for current, own in old_names.RUN_FIELDS.items():
         if settings.get(current) is not None:
             values[own] = settings[current]
             reader.sources[f"--{own.replace('_', '-')}"] = reader.sources[current]
         settings.pop(current, None)
         reader.sources.pop(current, None)
     reader.sources.pop("--seed", None)
-    window = settings.get("metrics_num_episodes_for_smoothing", RLLIB_WINDOW)
+    window = settings.get("metrics_num_episodes_for_smoothing", old_names.RLLIB_WINDOW)
     values["stop"] = read_stop_rules(numbers(as_mapping("stop", chosen.get("stop"))), window, reader)
     values |= _other_fields(chosen, reader)
     if algo == "apex":
@@ -168,7 +152,7 @@ def _adjust(reader: Reader) -> None:
     if reader.algorithm == "PPO" and reader.settings.pop("rollout_fragment_length", None) is not None:
         reader.sources.pop("rollout_fragment_length")
         reader.remarks.append("RLlib chooses rollout_fragment_length to fit the batch and the workers")
-    if reader.algorithm in OFFLINE:
+    if reader.algorithm in old_names.OFFLINE:
         reader.settings.setdefault("dataset_num_iters_per_learner", 1)
     learners = as_number("num_learners", reader.settings.get("num_learners") or 1)
     if "num_gpus_per_learner" in reader.settings:
@@ -195,13 +179,13 @@ def _as_apex(reader: Reader) -> dict[str, Any]:
     if layers:
         put("model_config.head_fcnet_hiddens", "hidden", layers)
     for name, value in given.items():
-        if name in APEX_NAMES:
-            put(name, APEX_NAMES[name], bool(value) if name == "clip_rewards" else value)
+        if name in old_names.APEX_NAMES:
+            put(name, old_names.APEX_NAMES[name], bool(value) if name == "clip_rewards" else value)
         elif name == "target_network_update_freq":  # counted in transitions learned from
-            batch = as_number("train_batch_size", given.get("train_batch_size_per_learner", APEX_BATCH))
-            calls = int(-(-as_number(name, value) // (batch * APEX_UPDATES)))
+            batch = as_number("train_batch_size", given.get("train_batch_size_per_learner", old_names.APEX_BATCH))
+            calls = int(-(-as_number(name, value) // (batch * old_names.APEX_UPDATES)))
             result["target"] = "hard"
-            put(name, "target_updates", calls * APEX_UPDATES)
+            put(name, "target_updates", calls * old_names.APEX_UPDATES)
         elif name == "model_config.conv_filters" and value is not None:
             result["convolutions"] = [_convolution(one) for one in as_list("model.conv_filters", value)]
         elif name == "replay_buffer_config.type":
@@ -210,10 +194,12 @@ def _as_apex(reader: Reader) -> dict[str, Any]:
             reader.remarks.append("the learner uses a GPU if there is one")
         elif name.startswith("evaluation_"):
             reader.drop(name, value, "fever eval evaluates a run")
-        elif name in APEX_NEEDS_NO:
+        elif name in old_names.APEX_NEEDS_NO:
             reader.unneeded.append(name)
         else:
-            reader.drop(read.get(name, name), value, APEX_LOST.get(name, "fever's Ape-X does not have this setting"))
+            reader.drop(
+                read.get(name, name), value, old_names.APEX_LOST.get(name, "fever's Ape-X does not have this setting")
+            )
     reader.remarks.append("RLlib no longer has Ape-X: this is fever's own, with fever's defaults")
     return result
 
@@ -225,7 +211,7 @@ def _other_fields(chosen: dict[str, Any], reader: Reader) -> dict[str, Any]:
     for name, value in chosen.items():
         if name in own:
             values[own[name]] = value
-        elif name in UNNEEDED:
+        elif name in old_names.UNNEEDED:
             reader.unneeded.append(name)
         elif name not in ("env", "run", "stop", "config", "num_samples"):
             reader.drop(name, value, "fever does not have this setting")
