@@ -12,7 +12,7 @@ from ray.rllib.env.multi_agent_env import MultiAgentEnv
 
 
 class TwoAgents(MultiAgentEnv):
-    """Two agents for ten steps; each is paid for the action 1, the right one twice. The left one may see a number."""
+    """Two agents for ten steps. Action 1 gives reward 1 to `left`, 2 to `right`. `left` may observe a number."""
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 5}
 
@@ -44,7 +44,7 @@ class TwoAgents(MultiAgentEnv):
 
 
 class OfRllib(CartPoleEnv):
-    """As RLlib's documentation writes constructors: all arguments are one mapping."""
+    """A constructor as in RLlib's documentation: all arguments are one mapping."""
 
     def __init__(self, env_config: Any) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class BreaksInStep(CartPoleEnv):
 
 
 class OwnConfig(PPOConfig):
-    """PPO's with one more setting."""
+    """PPO's configuration with one more setting."""
 
     def __init__(self, algo_class: Any = None) -> None:
         super().__init__(algo_class=algo_class or OwnAlgorithm)
@@ -79,7 +79,7 @@ class OwnConfig(PPOConfig):
 
 
 class OwnAlgorithm(PPO):
-    """PPO that says what its setting is."""
+    """PPO that logs its own setting as a metric."""
 
     @classmethod
     def get_default_config(cls) -> OwnConfig:

@@ -16,7 +16,7 @@ from fever.errors import FeverError
 from fever.rllib.environment import make_one, with_env_config
 from fever.training.setup import prepare
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # RLlib has many; in a run they go to its log
+pytestmark = pytest.mark.filterwarnings("ignore")  # RLlib warns often; a run writes it to its log
 
 
 def test_constructors_of_rllib_get_one_mapping() -> None:
@@ -24,7 +24,7 @@ def test_constructors_of_rllib_get_one_mapping() -> None:
     env: Any = make_one(source, EnvContext(worker_index=2))
     assert (env.length, env.number) == (3, 2)
     config = RunConfig(env=source.name, env_kwargs=source.kwargs, algo="rllib:PPO", workers=0)
-    make_any(prepare(config, source, print).source, EnvContext()).close()  # as every machine of a cluster tries it
+    make_any(prepare(config, source, print).source, EnvContext()).close()  # as on every machine of a cluster
 
 
 def one(env_config: Any) -> None: ...
@@ -61,7 +61,7 @@ def with_context(env_config: Any, workdir: Path) -> None: ...
         (optional, {"size": 4}, {"config": {"size": 4}}),
         (optional, {"config": {"size": 4}}, {"config": {"size": 4}}),
         (beside, {"width": 4}, {"cfg": {"width": 4}}),
-        (beside, {"size": 4}, {"size": 4}),  # which says what is missing
+        (beside, {"size": 4}, {"size": 4}),  # the constructor's error says what is missing
         (both, {"size": 4}, {"config": {"size": 4}}),
         (scalar, {}, {}),
         (scalar, {"sise": 4}, {"sise": 4}),

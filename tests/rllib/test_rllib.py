@@ -34,7 +34,7 @@ from fever.training.setup import prepare
 from fever.training.trainer import resume
 from tests.helpers import wait_for, without_ray
 
-pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]  # RLlib has many; in a run they go to its log
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]  # RLlib warns often; a run writes it to its log
 SMALL: dict[str, Any] = {"train_batch_size_per_learner": 200, "minibatch_size": 50, "num_epochs": 2}
 
 
@@ -44,7 +44,7 @@ def train(folder: Path, env: Any = "CartPole-v1", algo: str = "rllib:PPO", **mor
     return library.train(env, algo, runs=folder / "runs", **given)
 
 
-def test_a_run_has_our_metrics_episodes_and_weights(ray: Any, tmp_path: Path) -> None:
+def test_a_run_has_metrics_episodes_and_weights(ray: Any, tmp_path: Path) -> None:
     result = train(tmp_path, stop={"steps": 600})
     assert result.summary["stop_reason"] == "steps"
     assert result.summary["steps"] >= 600
@@ -58,7 +58,7 @@ def test_a_run_has_our_metrics_episodes_and_weights(ray: Any, tmp_path: Path) ->
     weights = run.checkpoint().arrays("policy/default_policy/")
     assert weights["encoder.actor_encoder.net.mlp.0.weight"].shape == (256, 4)
     assert run.config.workers == 0
-    assert run.config.envs == 1  # RLlib's own number, not ours
+    assert run.config.envs == 1  # RLlib's default, not fever's
     assert run.facts["packages"]["torch"]
 
 
@@ -76,7 +76,7 @@ def test_it_learns_and_plays_what_it_has_learned(ray: Any, tmp_path: Path) -> No
     assert total / 5 > 60
 
 
-def test_resume_needs_trust_and_goes_on(ray: Any, tmp_path: Path) -> None:
+def test_resume_needs_trust(ray: Any, tmp_path: Path) -> None:
     train(tmp_path)
     run = Run(tmp_path / "runs" / "run")
     before = run.checkpoint()
@@ -90,7 +90,7 @@ def test_resume_needs_trust_and_goes_on(ray: Any, tmp_path: Path) -> None:
     assert result.summary["iterations"] == 4
     name = "policy/default_policy/pi.net.mlp.0.weight"
     moved = np.abs(before.arrays()[name] - run.checkpoint().arrays()[name]).max()
-    assert 0 < moved < 0.01  # it went on from those weights
+    assert 0 < moved < 0.01  # it continued from those weights
 
 
 def test_damaged_pickles_are_refused_before_they_are_read(ray: Any, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_damaged_pickles_are_refused_before_they_are_read(ray: Any, tmp_path: Pa
         resume(run, more, trust=True)
 
 
-def test_trust_is_asked_for_whatever_the_manifest_says(ray: Any, tmp_path: Path) -> None:
+def test_trust_is_required_whatever_the_manifest_says(ray: Any, tmp_path: Path) -> None:
     train(tmp_path)
     run = Run(tmp_path / "runs" / "run")
     file = run.checkpoint().path / "manifest.json"
@@ -116,7 +116,7 @@ def test_trust_is_asked_for_whatever_the_manifest_says(ray: Any, tmp_path: Path)
         resume(run, more, trust=True)
 
 
-def test_what_breaks_in_the_middle_does_not_replace_the_last_good_checkpoint(ray: Any, tmp_path: Path) -> None:
+def test_a_failed_iteration_keeps_the_last_good_checkpoint(ray: Any, tmp_path: Path) -> None:
     values = {
         "env": "tests.rllib.parts:BreaksInStep", "env_kwargs": {"after": 900}, "algo": "rllib:PPO", "settings": SMALL,
         "workers": 0, "runs": str(tmp_path), "name": "run", "checkpoint_seconds": 0.01,
@@ -129,8 +129,8 @@ def test_what_breaks_in_the_middle_does_not_replace_the_last_good_checkpoint(ray
     assert run.status == "failed"
 
 
-def test_what_is_not_said_stays_so_in_files(ray: Any, tmp_path: Path) -> None:
-    """A job's configuration goes through YAML: RLlib's own numbers count there too, and what the settings say."""
+def test_rllibs_defaults_survive_yaml(ray: Any, tmp_path: Path) -> None:
+    """A job's configuration is written as YAML: RLlib's defaults and its settings for workers still apply."""
     config = RunConfig(env="CartPole-v1", algo="rllib:IMPALA", settings={"num_envs_per_env_runner": 3})
     again = RunConfig.model_validate(config.model_dump(mode="json"))
     found = prepare(again, EnvSource("CartPole-v1"), print).config
@@ -195,7 +195,7 @@ def test_normalised_observations_are_played_without_pickles(ray: Any, tmp_path: 
     checkpoint = Run(tmp_path / "runs" / "run").checkpoint()
     with Player(checkpoint, EnvSource("CartPole-v1")) as player:
         state = player.runner.get_state(components="env_to_module_connector")["env_to_module_connector"]
-    assert max(_numbers(state)) >= 400  # observations that the filter has seen, by the run
+    assert max(_numbers(state)) >= 400  # observations that the filter saw during the run
 
 
 def _numbers(value: Any) -> list[float]:
@@ -243,7 +243,7 @@ def test_exploration_continues_from_the_checkpoint(ray: Any, tmp_path: Path) -> 
     assert result.policy.act(observation, deterministic=False) == result.policy.act(observation)
     other = {**result.run.config.settings, "gym_env_vectorize_mode": "async"}
     result.run.write_config(result.run.config.model_copy(update={"settings": other}))
-    with Player(result.run.checkpoint(), source) as player:  # its environment is in this process all the same
+    with Player(result.run.checkpoint(), source) as player:  # the environment still is in this process
         assert isinstance(player.env.unwrapped, CartPoleEnv)
 
 
@@ -275,7 +275,7 @@ def make_learner(**fields: Any) -> RllibLearner:
 
 @pytest.mark.parametrize("widths", [64, None, ["wide"], [[64]]])
 def test_threads_are_limited_for_any_model_settings(widths: Any) -> None:
-    """One of one's own may have settings of any kind."""
+    """A user's own network may have settings of any type."""
     limit_torch_threads(SimpleNamespace(model_config={"fcnet_hiddens": widths}), make_learner().spaces)
 
 
@@ -307,7 +307,7 @@ def test_nested_values_survive_packing() -> None:
 
 @pytest.mark.slow
 def test_the_command_line(fever: Callable[..., CompletedProcess[str]], tmp_path: Path) -> None:
-    """Train with names of old and only our lines on the terminal, eval, watch; no resume without trust."""
+    """Train with old names and only fever's lines on the terminal; eval, watch; no resume without trust."""
     words = ("--workers", "1", "num_sgd_iter=2", "lr=3e-4", "train_batch_size_per_learner=400", "--name", "one")
     done = fever("train", "CartPole-v1", "--algo", "rllib:PPO", *words, "--stop-iterations", "2")
     assert done.returncode == 0, done.stderr
@@ -317,7 +317,7 @@ def test_the_command_line(fever: Callable[..., CompletedProcess[str]], tmp_path:
     assert lines[1] == "starting Ray and 1 worker"
     assert lines[-1] == "next: fever eval runs/one"
     log = (tmp_path / "runs" / "one" / "log.txt").read_text()
-    assert "WARNING ray" in log  # RLlib has something to say, there
+    assert "WARNING ray" in log  # RLlib's warnings are in the log
     assert "Traceback" not in log
     shown = fever("eval", "one", "--episodes", "3", "--json")
     assert json.loads(shown.stdout)["episodes"] == 3, shown.stderr

@@ -36,7 +36,7 @@ OFFLINE = {
     "evaluation_duration": 2,
     "input_read_episodes": True,
 }
-SETTINGS: dict[str, dict[str, Any]] = {  # so that an iteration takes a moment; an algorithm that is new has its own
+SETTINGS: dict[str, dict[str, Any]] = {  # short iterations; a new algorithm needs an entry
     "PPO": {"train_batch_size_per_learner": 200, "num_epochs": 2},
     "APPO": STREAM,
     "IMPALA": STREAM,
@@ -52,7 +52,7 @@ CASES = [(name, env) for name in sorted(SETTINGS) for env in ("CartPole-v1", "Pe
 
 @pytest.fixture(scope="module")
 def ray() -> Any:
-    """With cores enough for Ray Data, which reads what is learned from offline."""
+    """Ray with enough cores for Ray Data, which reads offline data."""
     from fever.sampling.ray_cluster import connect
 
     assert connect(8).owned
@@ -83,7 +83,7 @@ def test_trains_saves_and_plays(name: str, env: str, recorded: dict[str, str], t
     offline = SETTINGS[name] is OFFLINE
     more = {"input_": [recorded[env]]} if offline else {}
     workers = 1 if SETTINGS[name] is STREAM else 0
-    stop = {"steps": 500, "window": 1} if workers else {"iterations": 2, "window": 1}  # a stream begins with nothing
+    stop = {"steps": 500, "window": 1} if workers else {"iterations": 2, "window": 1}  # a stream's first may be empty
     result = library.train(env, f"rllib:{name}", runs=tmp_path, workers=workers, stop=stop, **SETTINGS[name], **more)
     assert result.summary["steps"] > 0
     row = result.run.metrics()[-1]
@@ -91,14 +91,14 @@ def test_trains_saves_and_plays(name: str, env: str, recorded: dict[str, str], t
     if offline:
         assert row["episodes"] >= 2  # of evaluation
         assert "evaluation_return_mean" in row
-    if name != "DreamerV3":  # whose state is more than an observation
+    if name != "DreamerV3":  # which acts on more than an observation
         assert env_takes(env, result.policy)
     assert len(evaluate(result.run.checkpoint(), source_of(result.run), episodes=1).returns) == 1
 
 
 @pytest.mark.parametrize("name", ["DQN", "IMPALA"])
-def test_goes_on_from_its_checkpoint(name: str, ray: Any, tmp_path: Path) -> None:
-    """From replay, whose buffer is filled anew, and from a stream."""
+def test_resumes_from_its_checkpoint(name: str, ray: Any, tmp_path: Path) -> None:
+    """With a replay buffer, which starts empty, and with a stream."""
     workers, stop = int(SETTINGS[name] is STREAM), {"steps": 600, "window": 1}
     first = library.train("CartPole-v1", f"rllib:{name}", runs=tmp_path, workers=workers, stop=stop, **SETTINGS[name])
     run, before = first.run, first.run.checkpoint()
@@ -131,7 +131,7 @@ def test_a_search(ray: Any, tmp_path: Path) -> None:
     assert all(trial.metrics()[-1]["iteration"] == 2 and trial.checkpoint().files.is_dir() for trial in trials)
     best = validate(RunConfig, load_yaml(run.path / "best.yaml"), "best.yaml")
     assert best.settings["lr"] == summary["best"]["settings"]["lr"]
-    for file in ("summary.json", "tune/tuner.pkl", "trials/0001/summary.json"):  # as if it had been cut off
+    for file in ("summary.json", "tune/tuner.pkl", "trials/0001/summary.json"):  # as if it had been interrupted
         (run.path / file).unlink()
     with pytest.raises(FeverError, match="reads pickles"):
         search(run.config, run=run)
@@ -156,7 +156,7 @@ def test_examples_can_be_built(file: str, name: str, tmp_path: Path) -> None:
 
 
 def env_takes(name: str, policy: Any) -> bool:
-    """Whether an environment takes the action that a policy gives."""
+    """Whether an environment accepts a policy's action."""
     import gymnasium as gym
 
     env = gym.make(name)

@@ -15,7 +15,7 @@ from fever.rllib.environment import Spaces
 from fever.rllib.settings import check_settings, default_config, describe, fill, split_settings
 from tests.rllib.parts import TwoAgents
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # RLlib has many; in a run they go to its log
+pytestmark = pytest.mark.filterwarnings("ignore")  # RLlib warns often; a run writes it to its log
 
 
 def test_own_networks_and_connectors_get_raw_observations() -> None:
@@ -40,7 +40,7 @@ def test_policies_are_mapped_to_agents() -> None:
     for policies in (["a", "b"], {"a": None}, ["left"]):
         with pytest.raises(FeverError, match=r"are not named like the agents \(left, right\); .* policy_mapping_fn="):
             mapping(policies=policies)
-    check_settings("rllib:PPO", {"policies": ["a", "b"]})  # only a look: the agents are not known
+    check_settings("rllib:PPO", {"policies": ["a", "b"]})  # only checked: the agents are not known
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Files and words of the removed `rllib train` command."""
+"""Experiments of the removed `rllib train -f` as configurations of fever."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_examples_are_configurations(file: str, name: str) -> None:
     if config.algo == "apex":
         validate(config_of("apex"), config.settings, "apex")
     else:
-        assert rename(found.values["settings"], config.algo)[0] == found.values["settings"]  # all are present names
+        assert rename(found.values["settings"], config.algo)[0] == found.values["settings"]  # all are current names
 
 
 @pytest.mark.parametrize(("file", "name"), EXPERIMENTS)
@@ -106,7 +106,9 @@ def parameters(config: Any) -> set[str]:
     owners = [owner for owner in type(config).__mro__ if owner is not object]
     functions = [vars(owner)[method] for owner in owners for method in methods.split() if method in vars(owner)]
     found = [one for function in functions for one in inspect.signature(function).parameters.values()]
-    return {one.name for one in found if not (type(one.default) is int and one.default == -1)}  # the mark of old ones
+    return {
+        one.name for one in found if not (type(one.default) is int and one.default == -1)
+    }  # RLlib's mark of deprecated ones
 
 
 def model_fields() -> set[str]:
@@ -172,7 +174,7 @@ def test_experiments_are_chosen() -> None:
     with pytest.raises(FeverError, match="no experiment other; it has: frozenlake-appo"):
         translate(values, "two.yaml", "other")
     flat = {"env": "CartPole-v1", "run": "DQN", "config": {"lr": "1e-4"}}
-    assert translate(flat, "flat.yaml").values["settings"] == {"lr": 0.0001}  # which YAML reads as a word
+    assert translate(flat, "flat.yaml").values["settings"] == {"lr": 0.0001}  # YAML reads 1e-4 as text
 
 
 def test_environments_are_chosen() -> None:
@@ -263,7 +265,7 @@ def test_settings_that_rllib_does_not_have_are_left_out_and_named() -> None:
     kept = old("PPO", gamma={"grid_search": [0.9, 0.99]}, observation_filter="NoFilter")
     assert known_part(kept) == kept
     unknown = old("Nothing", lr=0.1)
-    assert known_part(unknown) == unknown  # what is wrong there is said later
+    assert known_part(unknown) == unknown  # the mistake is reported later
 
 
 def test_dropped_settings_are_named() -> None:
@@ -414,4 +416,4 @@ def test_numbers_may_be_texts() -> None:
     found = old("PPO", beside={"stop": {"training_iteration": "12"}, "num_samples": "3"}, train_batch_size="4000")
     assert (found.values["stop"], found.trials) == ({"iterations": 12}, 3)
     assert found.values["settings"] == {"train_batch_size_per_learner": 4000}
-    assert old("APEX", model={"conv_filters": None}).values["settings"] == {}  # RLlib's own default of old
+    assert old("APEX", model={"conv_filters": None}).values["settings"] == {}  # RLlib's former default
