@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Scheduler(Allocation):
-    """A script that a scheduler runs later.
+    """A batch scheduler: it runs the script of a job when machines are free.
 
     A subclass sets the class variables without a value, and implements `directives`, `launcher_command`,
     `state_command`, `read_state` and `allocated_hosts`; it overrides the rest where its scheduler differs.
@@ -215,7 +215,10 @@ class MpiScheduler(Scheduler):
 def call(*command: str, script: Path | None = None) -> str:
     """What a scheduler's command prints, with a script as its input; raises FeverError if it fails."""
     text = script.read_text() if script else ""
-    answer = subprocess.run(command, input=text, capture_output=True, text=True, start_new_session=True)  # no Ctrl-C
+    try:  # in a session of its own: Ctrl-C is not meant for it
+        answer = subprocess.run(command, input=text, capture_output=True, text=True, start_new_session=True)
+    except OSError as error:
+        raise FeverError(f"{command[0]} cannot be run: {error.strerror}") from None
     if answer.returncode:
         raise FeverError(f"{command[0]} refused the job: {' '.join(answer.stderr.split())}")
     return answer.stdout

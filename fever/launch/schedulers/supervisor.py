@@ -99,7 +99,7 @@ class Supervisor:
         print("back into the queue; the run continues from its checkpoint", file=sys.stderr, flush=True)
         try:
             number = self.target.put_back(self.folder.path / SCRIPT, self.number)
-        except (OSError, FeverError) as error:
+        except FeverError as error:
             how = resume_words(self.folder.run)
             print(f"that failed: {error}; resume the run by hand with: {how}", file=sys.stderr, flush=True)
             return

@@ -76,8 +76,10 @@ def test_states(commands: Commands, tmp_path: Path) -> None:
 def test_a_queued_job_is_killed(commands: Commands, tmp_path: Path) -> None:
     commands.answer("bsub", "echo 'Job <17> is submitted to queue <normal>.'")
     commands.answer("bjobs", "echo PEND")
-    commands.answer("bkill", f"echo $* > {tmp_path}/killed")
     job = Lsf().submit(CONFIG, tmp_path / "run", [])
+    with pytest.raises(FeverError, match="bkill cannot be run: No such file or directory"):
+        jobs.stop(job)
+    commands.answer("bkill", f"echo $* > {tmp_path}/killed")
     assert jobs.stop(job) == "lsf-17 is cancelled"
     assert (tmp_path / "killed").read_text() == "17\n"
 
