@@ -1,19 +1,24 @@
-"""A folder's files on two machines, kept the same over one connection: each byte travels once and is verified.
+"""Copies a folder between two machines over one connection, incrementally: each byte is sent once and verified.
 
-The side that asks writes a line of JSON, with bytes behind it where it sends a file; the other side answers in the same
-way. Files that grew are sent from where they ended: the prefix is compared by its hash. What arrives is hashed on the
-way and compared with what was read, a file that is new appears under its name only once it is whole, and what is left
-of an interrupted transfer is a prefix to go on from.
+The client (`Mirror`) writes requests and the server (`serve`) answers them. Both are lines of JSON, followed by the
+bytes of a file where one is sent. A file that has grown is sent from where the copy ends, after its beginning was
+compared by hash. Every file is hashed by the sender and by the receiver. A new file gets its name only when it is
+complete; what an interrupted transfer leaves is a prefix from which the next one continues.
 
-    pull   {"do": "pull", "folder", "more": {name: path elsewhere}, "have": {name: [size, hash]}, "skip": [prefix]}
-           answered by {"name", "offset", "size", "hash"} and bytes for every file that differs, then {"names": [...]}.
-           Asked again without "have", it goes on from what it has sent in this connection.
-    list   {"do": "list", "folder"} answered by {"files": {name: [size, hash]}}
-    push   {"do": "push", "folder", "name", "size", "hash", "mode"} and bytes, answered by {}
-    keep   {"do": "keep", "folder", "names"} answered by {}: checkpoints and the like with other names are removed
-    where  {"do": "where", "folder"} answered by {"folder": its whole path, "lacks": packages that are not there}
+    pull     {"do": "pull", "folder", "extra": {name: path outside the folder}, "have": {name: [size, hash]},
+             "skip": [prefix]} is answered by {"name", "offset", "size", "hash"} and bytes for every file that differs,
+             then by {"names": [...]}. Without "have" it continues from what this connection has sent before.
+    list     {"do": "list", "folder"} is answered by {"files": {name: [size, hash]}}
+    push     {"do": "push", "folder", "name", "size", "hash", "mode"} and bytes is answered by {}
+    prune    {"do": "prune", "folder", "names", "prefixes"} is answered by {}: removes files whose name has one of
+             these prefixes and is not in the list
+    inspect  {"do": "inspect", "folder"} is answered by {"folder": its absolute path, "missing": [module]}
 
-`python -m fever.runs.mirror FILE` answers the requests in a file, for clusters that only take jobs.
+A connection is a pair of byte streams: those of ssh (`launch/clusters/link.py`), or an `Exchange` on top of whatever
+carries one message and its reply: Ray's jobs (`launch/clusters/existing.py`), a Ray actor (`tune/store.py`).
+`python -m fever.runs.mirror FILE` answers the requests in a file and prints the answers.
+
+This module is sent to hosts over ssh and uses the standard library only.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -34,30 +39,32 @@ from fever import layout
 from fever.errors import FeverError
 
 CHUNK = 1 << 20
-MARK = "fever-files "  # before what a job answers
-REPLY = "fever-reply "  # before what `agent.py` says
-NEEDED = ("gymnasium", "jax", "numpy", "pydantic", "ray", "safetensors", "typer", "yaml")  # modules that train
-PARTIAL = ".partial-"  # before the name of a file that is not whole
-OWN = (f"{layout.JOB}/job.json", f"{layout.JOB}/exit.json")  # what this side writes itself, and takes from nobody
-GROWS = (".jsonl", ".txt", ".log")  # files that are only ever appended to, TensorBoard's events too
-PASSING = (  # what is removed here when it is gone there
+ANSWERS = "fever-files "  # begins the line in which a job prints its answers
+REPLY = "fever-reply "  # begins the lines in which `agent.py` replies
+REQUIRED = ("gymnasium", "jax", "numpy", "pydantic", "ray", "safetensors", "typer", "yaml")  # modules that train
+PARTIAL = ".partial-"  # begins the name of an incomplete file
+LOCAL = (f"{layout.JOB}/job.json", f"{layout.JOB}/exit.json")  # written by the client, never overwritten by a pull
+APPENDED = (".jsonl", ".txt", ".log")  # files that are only ever appended to; TensorBoard's events are, too
+PRUNED = (  # prefixes of the names that are removed from a copy when the original no longer has them
     *(f"{folder}/" for folder in (layout.CHECKPOINTS, layout.REPLAY, layout.TRIALS, layout.TUNE)), layout.SUMMARY
 )  # fmt: skip
 
 
 class Digest:
-    """The hash of a file's beginning, which can go on as the file grows."""
+    """A running hash of a file's beginning, continued as the file grows."""
 
     def __init__(self, name: str = "") -> None:
-        """`name`: of the file; only some kinds are known to grow without being written anew."""
+        """`name` of the file: only some kinds of files are known to be appended to and not rewritten."""
         self.size, self.inode, self.seen = 0, -1, (0, 0)
-        self.grows = name.endswith(GROWS) or layout.EVENTS in name
+        self.appended = name.endswith(APPENDED) or layout.EVENTS in name
         self.hash = hashlib.sha256()
 
     def upto(self, file: BinaryIO, size: int) -> str:
-        """The hash of the first bytes of an open file."""
+        """The hash of the first `size` bytes of an open file."""
         stat = os.fstat(file.fileno())
-        rewritten = (stat.st_size, stat.st_mtime_ns) != self.seen and not (self.grows and stat.st_size > self.seen[0])
+        rewritten = (stat.st_size, stat.st_mtime_ns) != self.seen and not (
+            self.appended and stat.st_size > self.seen[0]
+        )
         if stat.st_ino != self.inode or size < self.size or rewritten:
             self.size, self.hash = 0, hashlib.sha256()
         self.saw(stat)
@@ -67,7 +74,7 @@ class Digest:
         return self.hash.hexdigest()
 
     def saw(self, stat: os.stat_result) -> None:
-        """The file as it is now has the beginning that was hashed."""
+        """Note the state in which the file has the beginning that was hashed."""
         self.inode, self.seen = stat.st_ino, (stat.st_size, stat.st_mtime_ns)
 
     def add(self, block: bytes) -> None:
@@ -83,11 +90,11 @@ def digest_of(path: Path, digest: Digest | None = None) -> tuple[int, str]:
 
 
 def names_in(folder: Path) -> list[str]:
-    """The ordinary files below a folder; none that are being written under another name."""
+    """Relative paths of the regular files below a folder, sorted; hidden ones, such as partial files, are left out."""
 
     def fail(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError) or error.filename == str(folder):
-            raise error  # but an old checkpoint may go in this moment
+            raise error  # but an old checkpoint may be removed at this moment
 
     found = []
     for parent, folders, files in os.walk(folder, onerror=fail):
@@ -102,7 +109,7 @@ def write_line(stream: BinaryIO, values: dict[str, Any]) -> None:
 
 
 def read_line(stream: BinaryIO) -> dict[str, Any]:
-    """The next line; raises EOFError at the end, and what went wrong on the other side as a FeverError."""
+    """The next line; raises EOFError at the end of the stream, and FeverError with an error of the other side."""
     line = stream.readline()
     if not line.endswith(b"\n"):
         raise EOFError
@@ -113,7 +120,7 @@ def read_line(stream: BinaryIO) -> dict[str, Any]:
 
 
 def blocks(stream: BinaryIO, count: int) -> Iterator[bytes]:
-    """Exactly so many bytes; raises EOFError at the end."""
+    """Exactly `count` bytes, in blocks; raises EOFError if the stream ends before."""
     while count:
         block = stream.read(min(CHUNK, count))
         if not block:
@@ -123,37 +130,37 @@ def blocks(stream: BinaryIO, count: int) -> Iterator[bytes]:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """A path below a folder; the other side does not get to name others."""
+    """The path of a file below a folder; refuses names from the other side that lead elsewhere."""
     path = Path(name)
-    hidden = any(part.startswith(".") for part in path.parts)  # as what is not whole is called
+    hidden = any(part.startswith(".") for part in path.parts)  # partial files have such names
     if path.is_absolute() or hidden or path.as_posix() != name:
         raise FeverError(f"{name!r} is not the name of a file below {folder}")
     return folder / path
 
 
-# the side that answers
+# the server
 
 
-def serve(requests: BinaryIO, answers: BinaryIO) -> None:
-    """Answer until the other side closes."""
+def serve(requests: BinaryIO, answers: BinaryIO, root: Path = Path()) -> None:
+    """Answer requests until the client closes the connection. Relative folders are below `root`."""
     sources: dict[str, Source] = {}
     while True:
         try:
             request = read_line(requests)
         except EOFError:
             return
-        folder = Path(request["folder"]).expanduser()
+        folder = root / Path(request["folder"]).expanduser()
         source = sources.setdefault(request["folder"], Source(folder))
         if request["do"] == "pull":
             source.pull(request, answers)
         elif request["do"] == "list":
             write_line(answers, {"files": source.list()})
-        elif request["do"] == "where":
-            lacks = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-            write_line(answers, {"folder": str(folder.resolve()), "lacks": lacks})
-        elif request["do"] == "keep":
+        elif request["do"] == "inspect":
+            missing = [name for name in REQUIRED if importlib.util.find_spec(name) is None]
+            write_line(answers, {"folder": str(folder.resolve()), "missing": missing})
+        elif request["do"] == "prune":
             for name in set(source.names()) - set(request["names"]):
-                if name.startswith(PASSING):
+                if name.startswith(tuple(request["prefixes"])):
                     remove(folder, name)
             write_line(answers, {})
         else:
@@ -162,8 +169,15 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
         answers.flush()
 
 
+def answer(requests: bytes, root: Path = Path()) -> bytes:
+    """The answers to the requests of an `Exchange`."""
+    answers = io.BytesIO()
+    serve(io.BytesIO(requests), answers, root)
+    return answers.getvalue()
+
+
 class Source:
-    """A folder whose files are sent."""
+    """A folder whose files the server sends."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -180,26 +194,26 @@ class Source:
         return self.digests.setdefault(name, Digest(name))
 
     def pull(self, request: dict[str, Any], answers: BinaryIO) -> None:
-        """Send what the other side does not have."""
+        """Send what the client does not have."""
         if not self.folder.is_dir():
             write_line(answers, {"gone": True})
             return
         if "have" in request:
             self.sent = {name: (size, hash) for name, (size, hash) in request["have"].items()}
         paths = {name: self.folder / name for name in names_in(self.folder)}
-        paths |= {name: Path(path) for name, path in request.get("more", {}).items()}
-        there = []
+        paths |= {name: Path(path) for name, path in request.get("extra", {}).items()}
+        present = []
         for name, path in paths.items():
             if name.startswith(tuple(request.get("skip", ()))):
-                there.append(name)
+                present.append(name)
                 continue
             try:
                 with open(path, "rb") as file:
                     self._send(name, file, answers)
-                there.append(name)
-            except FileNotFoundError:  # an old checkpoint, removed in this moment
+                present.append(name)
+            except FileNotFoundError:  # an old checkpoint, removed at this moment
                 continue
-        write_line(answers, {"names": there})
+        write_line(answers, {"names": present})
 
     def _send(self, name: str, file: BinaryIO, answers: BinaryIO) -> None:
         digest, size = self._digest(name), os.fstat(file.fileno()).st_size
@@ -216,7 +230,7 @@ class Source:
 
 
 def receive(folder: Path, header: dict[str, Any], stream: BinaryIO) -> None:
-    """Take a whole file."""
+    """Receive a complete file; raises FeverError if its hash differs."""
     path = inside(folder, header["name"])
     path.parent.mkdir(parents=True, exist_ok=True)
     partial, digest = path.with_name(PARTIAL + path.name), Digest()
@@ -227,43 +241,84 @@ def receive(folder: Path, header: dict[str, Any], stream: BinaryIO) -> None:
             file.write(block)
     if digest.hash.hexdigest() != header["hash"]:
         partial.unlink()
-        raise FeverError(f"{header['name']} was damaged on its way")
+        raise FeverError(f"{header['name']} was damaged in transfer; try again")
     partial.replace(path)
 
 
 def remove(folder: Path, name: str) -> None:
-    """Remove a file below a folder, and the folders that are empty then."""
+    """Remove a file below a folder, and the folders that this leaves empty."""
     path = inside(folder, name)
     path.unlink(missing_ok=True)
     while (path := path.parent) != folder and path.is_dir() and not any(path.iterdir()):
         path.rmdir()
 
 
-# the side that asks
+# the client
+
+
+class RemoteFolderGone(FeverError):
+    """The folder to be copied does not exist on the other side."""
+
+
+class Exchange(io.BytesIO):
+    """A connection on top of a call that takes requests and returns their answers, both as bytes.
+
+    `flush` makes the call with all that was written; its answers are read from the same object. Every call may reach a
+    new server, which knows nothing of earlier ones.
+    """
+
+    def __init__(self, call: Callable[[bytes], bytes]) -> None:
+        super().__init__()
+        self.call, self.requests = call, bytearray()
+
+    def write(self, data: Any) -> int:
+        self.requests += data
+        return len(data)
+
+    def flush(self) -> None:
+        if self.requests:
+            requests, self.requests = bytes(self.requests), bytearray()
+            answers = self.call(requests)
+            self.seek(0)
+            self.truncate(0)
+            super().write(answers)
+            self.seek(0)
 
 
 class Mirror:
-    """A local copy of a folder that is elsewhere."""
+    """A local folder and its counterpart on another machine."""
 
-    def __init__(self, folder: Path, there: str, requests: BinaryIO, answers: BinaryIO) -> None:
-        """`there`: the folder as the other side knows it; `requests`, `answers`: the connection."""
-        self.folder, self.there = folder, there
+    def __init__(
+        self,
+        folder: Path,
+        remote_path: str,
+        requests: BinaryIO,
+        answers: BinaryIO,
+        prune: tuple[str, ...] = PRUNED,
+    ) -> None:
+        """`remote_path`: the folder as the server knows it; `requests`, `answers`: the connection.
+
+        `prune`: prefixes of the names that are removed from the copy when the original no longer has them; other
+        files that only the copy has are kept.
+        """
+        self.folder, self.remote_path = folder, remote_path
         self.requests, self.answers = requests, answers
+        self.prune = prune
         self.id = secrets.token_hex(8)
         self.digests: dict[str, Digest] = {}
-        self.begun = False  # whether the other side knows what is here
-        self.names = {layout.SUMMARY}  # that were seen on the other side, or may have been there before
-        self.moved = 0  # bytes so far
+        self.announced = False  # whether the server knows what the local folder has
+        self.names = {layout.SUMMARY}  # seen on the server, or possibly there before this connection
+        self.moved = 0  # bytes received so far
 
-    def pull(self, more: dict[str, str] | None = None, skip: tuple[str, ...] = ()) -> None:
-        """Bring home what is new. `more`: files from elsewhere, by their name here; `skip`: beginnings of names that
-        can wait.
+    def pull(self, extra: dict[str, str] | None = None, skip: tuple[str, ...] = ()) -> None:
+        """Bring the local folder up to date with the remote one.
 
-        Old checkpoints that are gone there are removed here too. Raises FeverError if the folder itself is not there,
-        or if a file cannot be written here; the connection can be used for other folders then.
+        `extra`: further remote files, by the name that they get here; `skip`: prefixes of remote names that are left
+        as they are here. Raises RemoteFolderGone if the remote folder does not exist, and FeverError if a local file
+        cannot be written; the connection remains usable for other folders.
         """
-        request = {"do": "pull", "folder": self.there, "more": more or {}, "skip": skip}
-        if not self.begun:
+        request = {"do": "pull", "folder": self.remote_path, "extra": extra or {}, "skip": skip}
+        if not self.announced:
             request["have"] = self._have()
         write_line(self.requests, request)
         self.requests.flush()
@@ -273,20 +328,20 @@ class Mirror:
             try:
                 self._take(header, arriving)
             except FeverError as error:
-                problem, self.begun = problem or error, False
+                problem, self.announced = problem or error, False
                 self.digests.pop(header["name"], None)
             for _ in arriving:  # the next header is behind it
                 pass
         if "gone" in header:
-            raise FeverError(f"there is no folder {self.there} there (any more); what was fetched is kept")
+            raise RemoteFolderGone(f"{self.remote_path} no longer exists on the cluster; what was fetched is kept")
         if problem is not None:
             raise problem
-        self.begun = True
+        self.announced = True
         for name in header["names"]:
             if not name.startswith(skip):
                 self._finish(name)
         for name in self.names - set(header["names"]):
-            if name.startswith(PASSING):
+            if name.startswith(self.prune):
                 path = inside(self.folder, name)
                 path.with_name(PARTIAL + path.name).unlink(missing_ok=True)
                 remove(self.folder, name)
@@ -294,29 +349,29 @@ class Mirror:
         self.names = set(header["names"])
 
     def _have(self) -> dict[str, tuple[int, str]]:
-        """What is here already, the beginnings of interrupted transfers too."""
+        """Size and hash of every local file, including the prefixes that interrupted transfers left."""
         found: dict[str, tuple[int, str]] = {}
         for path in sorted(self.folder.rglob("*")):
             if path.is_file():
                 whole = path.with_name(path.name.removeprefix(PARTIAL))
                 name = whole.relative_to(self.folder).as_posix()
-                if "/." in f"/{name}":  # nothing that the other side knows
+                if "/." in f"/{name}":  # hidden: the server has none of these
                     continue
-                if path == whole and name in found:  # its next version is on the way
+                if path == whole and name in found:  # its next version is partly here
                     continue
                 found[name] = digest_of(path, self.digests.setdefault(name, Digest(name)))
-        self.names |= {name for name in found if name.startswith(PASSING)}  # of an earlier connection
+        self.names |= {name for name in found if name.startswith(self.prune)}  # of an earlier connection
         return found
 
     def _take(self, header: dict[str, Any], arriving: Iterator[bytes]) -> None:
-        if header["name"] in OWN:
+        if header["name"] in LOCAL:
             return
         path = inside(self.folder, header["name"])
         partial = path.with_name(PARTIAL + path.name)
         grows = header["offset"] and not partial.exists()
         target = path if grows else partial
         if grows and path.stat().st_size != header["offset"]:
-            raise ValueError(f"{path} was changed by another")  # a new connection begins with what is here
+            raise ValueError(f"{path} was changed by another process")  # a new connection starts from what is here
         digest = self.digests.setdefault(header["name"], Digest(header["name"]))
         if not header["offset"]:
             digest = self.digests[header["name"]] = Digest(header["name"])
@@ -332,38 +387,35 @@ class Mirror:
             raise FeverError(f"{target} cannot be written: {error.strerror}") from error
         if (digest.size, digest.hash.hexdigest()) != (header["size"], header["hash"]):
             target.unlink()
-            raise FeverError(f"{header['name']} was damaged on its way; fetch again")
+            raise FeverError(f"{header['name']} was damaged in transfer; fetch again")
         if target == partial:
             partial.replace(path)
         digest.saw(path.stat())
 
     def _finish(self, name: str) -> None:
-        """Give a file its name that had arrived whole when the last transfer was interrupted."""
+        """Rename a file that was complete when the last transfer was interrupted."""
         path = inside(self.folder, name)
         partial = path.with_name(PARTIAL + path.name)
         if partial.exists():
             partial.replace(path)
 
-    def push(self) -> None:
-        """Send what the other side does not have.
-
-        Checkpoints and the like that are only there are removed; what else is only there stays.
-        """
-        write_line(self.requests, {"do": "list", "folder": self.there})
+    def push(self, skip: tuple[str, ...] = ()) -> None:
+        """Bring the remote folder up to date with the local one; `skip`: prefixes of names that are not sent."""
+        write_line(self.requests, {"do": "list", "folder": self.remote_path})
         self.requests.flush()
-        there = read_line(self.answers)["files"]
-        count, names = 0, names_in(self.folder)
+        remote = read_line(self.answers)["files"]
+        count, names = 0, [name for name in names_in(self.folder) if not name.startswith(skip)]
         for name in names:
             path = self.folder / name
             size, whole = digest_of(path)
-            if there.get(name) != [size, whole]:
-                header = {"do": "push", "folder": self.there, "name": name, "size": size, "hash": whole}
+            if remote.get(name) != [size, whole]:
+                header = {"do": "push", "folder": self.remote_path, "name": name, "size": size, "hash": whole}
                 write_line(self.requests, {**header, "mode": path.stat().st_mode & 0o777})
                 with open(path, "rb") as file:
                     for block in blocks(file, size):
                         self.requests.write(block)
                 count += 1
-        write_line(self.requests, {"do": "keep", "folder": self.there, "names": names})
+        write_line(self.requests, {"do": "prune", "folder": self.remote_path, "names": names, "prefixes": self.prune})
         self.requests.flush()
         for _ in range(count + 1):
             read_line(self.answers)
@@ -371,10 +423,7 @@ class Mirror:
 
 def main() -> None:
     """Answer the requests in a file."""
-    answers = io.BytesIO()
-    with open(sys.argv[1], "rb") as requests:
-        serve(requests, answers)
-    print(MARK + base64.b64encode(answers.getvalue()).decode())
+    print(ANSWERS + base64.b64encode(answer(Path(sys.argv[1]).read_bytes())).decode())
 
 
 if __name__ == "__main__":

@@ -169,7 +169,7 @@ class Run:
         """Whether this is the copy of a run that a job trains on other machines, and nobody has seen it end."""
         if not (self.job / RECORD).is_file() or (self.job / EXIT).exists():
             return False
-        return "there" in read_json(self.job / RECORD)
+        return "remote_path" in read_json(self.job / RECORD)
 
     @property
     def status(self) -> str:

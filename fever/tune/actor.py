@@ -43,8 +43,8 @@ class TrialActor(Trainable):
         import ray.cloudpickle
 
         self.plan, self.source = ray.cloudpickle.loads(self.packed)
-        self.folder = self.plan.store.local()
-        here = self.folder.keeper is None
+        self.folder = self.plan.folder.local()
+        here = self.folder.store is None
         compiled = {COMPILED: self.plan.compiled if here else str(self.folder.root / "compiled")}
         for name, value in {**ONE_CORE, **compiled, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2"}.items():
             os.environ.setdefault(name, value)
@@ -74,7 +74,7 @@ class TrialActor(Trainable):
         assert self._storage is not None
         self._storage._update_checkpoint_index(result)
         path = Path(self._storage.checkpoint_fs_path)
-        copied = self.trial.copy(str(path.relative_to(self.plan.store.root)))
+        copied = self.trial.copy(str(path.relative_to(self.plan.folder.root)))
         return _TrainingResult(Checkpoint(str(path)) if copied else None, result)
 
     def restore(self, checkpoint_path: Any) -> None:
@@ -82,6 +82,6 @@ class TrialActor(Trainable):
         self._iteration = checkpoint_path.metrics.get("training_iteration", 0)
         self._time_total = checkpoint_path.metrics.get("time_total_s", 0.0)
         path = Path(checkpoint_path.checkpoint.path)
-        if path.is_relative_to(self.plan.store.root):
-            self.trial.adopt(str(path.relative_to(self.plan.store.root)))
+        if path.is_relative_to(self.plan.folder.root):
+            self.trial.adopt(str(path.relative_to(self.plan.folder.root)))
         self._restored = True

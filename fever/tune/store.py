@@ -1,111 +1,84 @@
-"""The folder of a search on the machine of its driver, and how trials on other machines write into it.
+"""The folder of a search on the driver's machine, and how trials on other machines write into it.
 
-A trial on the driver's machine writes where its files stay. On another machine it writes into a temporary folder and
-sends that through Ray, so that no file system need be shared; a keeper on the driver's machine unpacks it.
+A trial on the driver's machine writes into the search's folder itself. On another machine it writes into a temporary
+folder, which is copied through Ray to an actor on the driver's machine, so no shared file system is needed.
 """
 
 from __future__ import annotations
 
-import io
 import shutil
-import tarfile
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fever import layout
 from fever.files import read_json
+from fever.runs.mirror import Exchange, Mirror, RemoteFolderGone, answer
 
-LEFT_OUT = (
-    layout.WORK,
-    layout.REPLAY,
-    layout.LOCK,
-)  # of a run directory: environments' own files, and what can be gathered again
+LEFT_OUT = (f"{layout.WORK}/", f"{layout.REPLAY}/", layout.LOCK)  # environments' own files, and what can be regained
 
 
-@dataclass(frozen=True)
-class Store:
-    """A search's folder, as any of its processes sees it."""
-
-    root: Path  # on the driver's machine
-    node: str  # Ray's name for that machine
-    keeper: Any = None  # the actor there, if there are other machines
-
-    def local(self) -> Folder:
-        """The folder to work in on this machine."""
-        import ray
-        from ray._private import worker
-
-        if self.keeper is None or ray.get_runtime_context().get_node_id() == self.node:
-            return Folder(self.root, None)
-        node: Any = worker._global_node
-        session = node.get_session_dir_path()  # goes with Ray, if this process is killed
-        return Folder(Path(tempfile.mkdtemp(prefix="fever-trials-", dir=session)), self.keeper)
-
-
-@dataclass(frozen=True)
-class Folder:
-    """Where a trial's process reads and writes; `keeper` is None if that is the search's folder itself."""
-
-    root: Path
-    keeper: Any
-
-    def send(self, name: str) -> None:
-        """Have the driver's machine hold what this folder has under a name; returns when it does."""
-        if self.keeper is not None and (self.root / name).is_dir():
-            import ray
-
-            ray.get(self.keeper.put.remote(name, pack(self.root / name)))
-
-    def fetch(self, name: str) -> Path:
-        """The path of what the driver's machine holds under a name, which may be nothing."""
-        if self.keeper is not None:
-            import ray
-
-            data = ray.get(self.keeper.get.remote(name))
-            if data is not None:
-                unpack(data, self.root / name)
-        return self.root / name
-
-    def close(self) -> None:
-        """Remove a temporary folder."""
-        if self.keeper is not None:
-            shutil.rmtree(self.root, ignore_errors=True)
-
-
-class Keeper:
-    """Runs on the driver's machine; made a Ray actor where it is started."""
+class TrialStore:
+    """The actor on the driver's machine that answers the requests of trials' `Mirror`s."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def put(self, name: str, data: bytes) -> None:
-        unpack(data, self.root / name)
-
-    def get(self, name: str) -> bytes | None:
-        return pack(self.root / name) if (self.root / name).is_dir() else None
+    def answer(self, requests: bytes) -> bytes:
+        return answer(requests, self.root)
 
 
-def pack(folder: Path) -> bytes:
-    """A folder as bytes, without what need not travel."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for path in sorted(folder.iterdir()):
-            if path.name not in LEFT_OUT:
-                archive.add(path, path.name)
-    return buffer.getvalue()
+@dataclass(frozen=True)
+class SearchFolder:
+    """A search's folder, as any of its processes sees it."""
+
+    root: Path  # on the driver's machine
+    node: str  # Ray's id of that machine
+    store: Any = None  # the TrialStore actor there, if there are other machines
+
+    def local(self) -> TrialFolder:
+        """The folder to work in on this machine."""
+        import ray
+        from ray._private import worker
+
+        if self.store is None or ray.get_runtime_context().get_node_id() == self.node:
+            return TrialFolder(self.root, None)
+        node: Any = worker._global_node
+        session = node.get_session_dir_path()  # removed with Ray if this process is killed
+        return TrialFolder(Path(tempfile.mkdtemp(prefix="fever-trials-", dir=session)), self.store)
 
 
-def unpack(data: bytes, folder: Path) -> None:
-    """Have a folder hold exactly what was packed."""
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-        archive.extractall(partial, filter="data")
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
+@dataclass(frozen=True)
+class TrialFolder:
+    """Where a trial's process reads and writes; `store` is None if that is the search's folder itself."""
+
+    root: Path
+    store: Any
+
+    def send(self, name: str) -> None:
+        """Make the driver's copy of a subfolder equal to the local one; returns when it is."""
+        if self.store is not None and (self.root / name).is_dir():
+            self._mirror(name).push(skip=LEFT_OUT)
+
+    def fetch(self, name: str) -> Path:
+        """Make the local copy of a subfolder equal to the driver's, if the driver has it; returns the local path."""
+        if self.store is not None:
+            with suppress(RemoteFolderGone):
+                self._mirror(name).pull(skip=LEFT_OUT)
+        return self.root / name
+
+    def _mirror(self, name: str) -> Mirror:
+        import ray
+
+        exchange = Exchange(lambda requests: ray.get(self.store.answer.remote(requests)))
+        return Mirror(self.root / name, name, exchange, exchange, prune=("",))  # of both sides only one is right
+
+    def close(self) -> None:
+        """Remove a temporary folder."""
+        if self.store is not None:
+            shutil.rmtree(self.root, ignore_errors=True)
 
 
 def read_list(path: Path) -> list[Any]:

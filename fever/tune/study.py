@@ -23,7 +23,7 @@ from fever.signals import Interrupts
 from fever.tune import records
 from fever.tune.driver import CoresBusy, environment, quiet, ray_messages_to_log
 from fever.tune.space import Space, check_space, parse
-from fever.tune.store import Keeper, Store
+from fever.tune.store import SearchFolder, TrialStore
 from fever.tune.table import SearchDisplay
 from fever.tune.trial import Plan
 
@@ -105,20 +105,20 @@ class Study:
             several = len(cluster.machines()) > 1
             if several:
                 try_everywhere(cluster, self.tried)
-            keeper = start_keeper(cluster, run.path.resolve()) if several or current_job() is not None else None
-            store = Store(run.path.resolve(), cluster.here, keeper)
+            store = start_store(cluster, run.path.resolve()) if several or current_job() is not None else None
+            folder = SearchFolder(run.path.resolve(), cluster.here, store)
             self.display.start(self.config, run.path, self.trials, cluster.cores)
             with tempfile.TemporaryDirectory(prefix="fever-compiled-", ignore_cleanup_errors=True) as compiled:
-                plan = self._plan(store, compiled)
+                plan = self._plan(folder, compiled)
                 with ray_messages_to_log(), interrupts.shield():  # Ray Tune saves its state and stops its trials first
                     self._tune(run, plan, cluster, interrupts)
         finally:
             cluster.leave()
 
-    def _plan(self, store: Store, compiled: str) -> Plan:
+    def _plan(self, folder: SearchFolder, compiled: str) -> Plan:
         """What every trial is told."""
         alone = self.config.model_copy(update={"search": None})
-        return Plan(alone, self.space, self.search.seeds, self.search.scheduler == "pbt", store, compiled)
+        return Plan(alone, self.space, self.search.seeds, self.search.scheduler == "pbt", folder, compiled)
 
     def _tune(self, run: Run, plan: Plan, cluster: Cluster, interrupts: Interrupts) -> None:
         from fever.tune.tuner import make_tuner
@@ -243,9 +243,9 @@ def first_point(config: RunConfig, space: Space) -> RunConfig:
     return config.model_copy(update={"settings": {**config.settings, **space.first}, "search": None})
 
 
-def start_keeper(cluster: Cluster, root: Path) -> Any:
+def start_store(cluster: Cluster, root: Path) -> Any:
     """The actor on this machine that trials on others send their files to."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = NodeAffinitySchedulingStrategy(cluster.here, soft=False)
-    return cluster.ray.remote(Keeper).options(num_cpus=0, scheduling_strategy=here).remote(root)
+    return cluster.ray.remote(TrialStore).options(num_cpus=0, scheduling_strategy=here).remote(root)

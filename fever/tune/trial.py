@@ -29,7 +29,7 @@ from fever.runs.run import Run
 from fever.training.callbacks import Callback, TrainingInfo
 from fever.tune.score import BUDGET, Course, mean_score
 from fever.tune.space import Space
-from fever.tune.store import Folder, Store, read_list
+from fever.tune.store import SearchFolder, TrialFolder, read_list
 
 REPORT_SHARE = 0.01  # of the budget between two reports,
 REPORT_SECONDS = 1.0  # but not longer than this
@@ -47,7 +47,7 @@ class Plan:
     space: Space
     seeds: int
     copies: bool  # trials go on from copies of others
-    store: Store
+    folder: SearchFolder
     compiled: str  # folder on the driver's machine for what JAX has compiled
 
     def run_config(self, number: int, settings: dict[str, Any], index: int, root: Path) -> RunConfig:
@@ -72,7 +72,9 @@ class Trial(Callback):
     It is a callback of its own runs: it makes the trainer wait between two iterations, from a report until `next`.
     """
 
-    def __init__(self, plan: Plan, folder: Folder, source: EnvSource, number: int, settings: dict[str, Any]) -> None:
+    def __init__(
+        self, plan: Plan, folder: TrialFolder, source: EnvSource, number: int, settings: dict[str, Any]
+    ) -> None:
         self.plan, self.folder, self.source = plan, folder, source
         self.number, self.settings = number, settings
         self.ended: list[float] = []  # scores of the seeds that are done
@@ -200,7 +202,7 @@ class Trial(Callback):
                 info.request_checkpoint()
             else:
                 self._pause(info)
-        if self.folder.keeper is not None and now - self.sent >= SEND_SECONDS:
+        if self.folder.store is not None and now - self.sent >= SEND_SECONDS:
             self.sent = now
             self.folder.send(f"{layout.TRIALS}/{run_name(self.number, self._seed())}")
 

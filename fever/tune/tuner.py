@@ -57,7 +57,7 @@ def make_tuner(study: Study, run: Run, plan: Plan, cluster: Cluster, watcher: Wa
 
         send_to_root("optuna")
     if study.resumable:
-        tuner = tune.Tuner.restore(str(plan.store.root / layout.TUNE), trainable, param_space=space)
+        tuner = tune.Tuner.restore(str(plan.folder.root / layout.TUNE), trainable, param_space=space)
         assert tuner._local_tuner is not None
         tuner._local_tuner.get_run_config().callbacks = [watcher]  # the one it has kept belongs to an ended process
         return tuner
@@ -86,7 +86,7 @@ def make_tuner(study: Study, run: Run, plan: Plan, cluster: Cluster, watcher: Wa
         ),
         run_config=tune.RunConfig(
             name=layout.TUNE,
-            storage_path=str(plan.store.root),
+            storage_path=str(plan.folder.root),
             callbacks=[watcher],
             checkpoint_config=tune.CheckpointConfig(num_to_keep=COPIES_KEPT, checkpoint_at_end=False),
             verbose=0,

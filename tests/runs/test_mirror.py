@@ -1,85 +1,16 @@
-"""Folders kept the same over a connection: each byte once, verified, and what is interrupted goes on.
-
-And how run directories come home that way, whoever else brings them, and before a cluster goes.
-"""
+"""Copies of folders over a connection: each byte is sent once and verified, and an interrupted transfer continues."""
 
 from __future__ import annotations
 
-import os
-import socket
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from fever.config import RunConfig
 from fever.errors import FeverError
-from fever.launch import jobs
-from fever.launch.clusters import jobs as cluster_jobs
-from fever.launch.clusters import tunnel
-from fever.launch.clusters.link import Link
-from fever.launch.clusters.ray_jobs import RayJobs
-from fever.launch.clusters.ssh import Unreachable
-from fever.launch.jobs import Job
-from fever.launch.targets import Aws, Existing, Machines, Ssh
 from fever.runs import mirror as files
 from fever.runs.mirror import PARTIAL, Mirror
-
-RUN = {"config.yaml": b"env: x\n", "metrics.jsonl": b'{"a": 1}\n', "checkpoints/0001/arrays": os.urandom(3 << 20)}
-
-
-def write(folder: Path, content: dict[str, bytes]) -> None:
-    for name, data in content.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
-
-
-def read(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-@contextmanager
-def mirrored(here: Path, there: Path, limit: int | None = None) -> Iterator[Mirror]:
-    """A mirror over a connection to a server in a thread; after so many bytes of answers the connection breaks."""
-    near, far = socket.socketpair()
-    requests, answers = far.makefile("rb"), far.makefile("wb")
-    stream: Any = answers if limit is None else Breaking(answers, far, limit)
-    server = threading.Thread(target=serve, args=(requests, stream), daemon=True)
-    server.start()
-    here.mkdir(exist_ok=True)
-    try:
-        yield Mirror(here, str(there), near.makefile("wb"), near.makefile("rb"))
-    finally:
-        near.shutdown(socket.SHUT_RDWR)
-        near.close()
-        server.join(10)
-
-
-def serve(requests: Any, answers: Any) -> None:
-    with suppress(OSError):
-        files.serve(requests, answers)
-
-
-class Breaking:
-    """A stream that breaks."""
-
-    def __init__(self, stream: Any, connection: socket.socket, limit: int) -> None:
-        self.stream, self.connection, self.left = stream, connection, limit
-
-    def write(self, data: bytes) -> None:
-        self.stream.write(data[: self.left])
-        self.left -= len(data)
-        if self.left <= 0:
-            self.stream.flush()
-            self.connection.shutdown(socket.SHUT_RDWR)
-            raise BrokenPipeError
-
-    def flush(self) -> None:
-        self.stream.flush()
+from tests.mirrors import RUN, mirrored, read, write
 
 
 @pytest.fixture
@@ -200,7 +131,7 @@ def test_an_interrupted_transfer_goes_on(there: Path, here: Path) -> None:
 def test_damage_is_noticed(there: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with mirrored(here, there) as mirror:
         monkeypatch.setattr(files, "blocks", lambda stream, count: iter([stream.read(count)[:-1] + b"?"]))
-        with pytest.raises(FeverError, match="damaged on its way"):
+        with pytest.raises(FeverError, match="damaged in transfer"):
             mirror.pull()
     assert "config.yaml" not in read(here)
 
@@ -274,128 +205,27 @@ def test_push_ends_a_course_that_was_left(there: Path, here: Path) -> None:
     assert read(there) == {**read(here), "notes.txt": b"of the other side"}
 
 
-# run directories of jobs
+def test_messages_make_two_folders_equal(tmp_path: Path, there: Path, here: Path) -> None:
+    """As trials of a search are copied: a call carries requests and answers, and only one side is right."""
+    calls: list[int] = []
 
+    def call(requests: bytes) -> bytes:
+        calls.append(len(requests))
+        return files.answer(requests, tmp_path)
 
-class Way(Link):
-    """To a made-up cluster, whose Ray does not answer."""
+    def mirror() -> Mirror:
+        exchange = files.Exchange(call)
+        return Mirror(here, "there", exchange, exchange, prune=("",))
 
-    name, id, head, runs, python = "lab", "id", "alpha", "/there", "python"
-
-    def __init__(self, mirror: Mirror | None = None) -> None:
-        super().__init__()
-        self.own, self.jobs = mirror, self  # type: ignore[assignment]
-        self.submitted: list[Any] = []
-
-    def mirror(self, run: Path, there: str) -> Mirror:
-        assert self.own is not None
-        return self.own
-
-    def details(self, name: str) -> dict[str, str]:
-        raise Unreachable("Ray does not answer")
-
-    def push(self, run: Path, there: str) -> None: ...
-
-    def upload(self, package: Any) -> None: ...
-
-    def submit(self, name: str, command: str, runtime: Any) -> None:
-        self.submitted.append(runtime)
-
-
-@pytest.fixture
-def job(there: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
-    """A job on a cluster, which runs."""
-    monkeypatch.setenv("FEVER_HOME", str(tmp_path / "home"))
-    return make_job("lab-1", here, there)
-
-
-def make_job(name: str, run: Path, there: Path) -> Job:
-    folder = jobs.prepare(RunConfig(env="CartPole-v1"), Ssh(hosts=("alpha",), name="lab"), run, [], f"{name}-0f0f0f0f")
-    folder.note(cluster="lab", cluster_id="id", head="alpha", there=str(there))
-    return jobs.remember(name, run)
-
-
-def test_two_may_bring_one_run_home(job: Job, there: Path) -> None:
-    """An attached `fever train` and a `fever tunnel` beside it."""
-    with mirrored(job.run, there) as one, mirrored(job.run, there) as other:
-        for number in range(6):
-            with open(there / "metrics.jsonl", "ab") as file:
-                file.write(b"%d\n" % number)
-            write(there, {"state.json": b"%d" % number, f"checkpoints/{number}/arrays": b"x"})
-            (there / f"checkpoints/{number - 1}/arrays").unlink(missing_ok=True)
-            Way((one, other, other)[number % 3]).sync(job)
-            assert {name: (job.run / name).read_bytes() for name in read(there)} == read(there)
-            assert not (job.run / f"checkpoints/{number - 1}").exists()
-        assert one.moved + other.moved < sum(map(len, RUN.values())) + 100
-
-
-def test_one_run_that_cannot_come_home_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
-    class Gone(Link):
-        def look(self, job: Job) -> str:
-            raise problem
-
-    problem: FeverError = FeverError("its folder is gone")
-    said: set[str] = set()
-    for _ in range(2):
-        tunnel.keep_up(Gone(), Job("lab-1", Path("run")), said)
-    assert capsys.readouterr().out == "lab-1: its folder is gone\n"
-    problem = Unreachable("its connection broke")
-    with pytest.raises(Unreachable):
-        tunnel.keep_up(Gone(), Job("lab-1", Path("run")), said)
-
-
-def test_a_connection_that_breaks_has_not_ended_a_job(job: Job, there: Path) -> None:
-    said: list[str] = []
-    with mirrored(job.run, there, limit=100) as mirror, pytest.raises(Unreachable, match="its connection broke"):
-        cluster_jobs._bring_home(Way(mirror), job, said.append)
-    assert job.code is None
-    with mirrored(job.run, there) as mirror:  # now it is only Ray that does not answer
-        cluster_jobs._bring_home(Way(mirror), job, said.append)
-    assert (job.code, job.home) == (1, True)
-    assert said == [f"lab-1: fetched and verified, {job.run}"]
-
-
-AWS = Aws(region="us-west-2", name="lab")
-LAB = Ssh(hosts=("alpha",), name="lab")
-
-
-@pytest.mark.parametrize(
-    ("target", "state", "refused"),
-    [(LAB, "RUNNING", True), (LAB, "SUCCEEDED", False), (AWS, "PENDING", True), (AWS, "SUCCEEDED", True)],
-)
-def test_a_job_whose_run_directory_was_moved_is_not_lost_without_a_word(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: Machines, state: str, refused: bool
-) -> None:
-    """Ssh hosts keep what has ended; of AWS nothing stays."""
-    rows = [
-        {"status": state, "metadata": {"fever": "lab-1-0f0f0f0f"}},
-        {"status": "RUNNING", "metadata": None},
-        {"status": "RUNNING", "metadata": {"fever": "other-1-0f0f0f0f"}},
-    ]
-    way = Way()
-    way.jobs = RayJobs("http://nowhere", None)
-    monkeypatch.setattr(way.jobs, "_call", lambda method, path: rows)
-    monkeypatch.setattr(cluster_jobs, "Connection", lambda record: way)
-    job.run.rename(tmp_path / "elsewhere")
-    record: Any = SimpleNamespace(name="lab", id="id", head="alpha", target=target)
-    said: list[str] = []
-    if refused:
-        with pytest.raises(FeverError, match=rf"only copy of lab-1 \(its run directory is not at {job.run} any more\)"):
-            cluster_jobs.bring_home(record, said.append)
-    cluster_jobs.bring_home(record, said.append, force=True)
-    assert len(said) == refused
-
-    def unreachable(record: Any) -> Any:
-        raise Unreachable("it is off")
-
-    monkeypatch.setattr(cluster_jobs, "Connection", unreachable)
-    cluster_jobs.bring_home(record, said.append)  # nobody knows whether it is one of this cluster's
-
-
-def test_variables_for_a_ray_that_runs_already_go_with_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEVER_HOME", str(tmp_path / "home"))
-    way, package = Way(), SimpleNamespace(uri="gcs://x")
-    target = Existing(address="http://10.0.0.7:8265", env={"LICENCE": "x"})
-    cluster_jobs.submit(RunConfig(env="CartPole-v1"), target, way, tmp_path / "run", [], package)  # type: ignore[arg-type]
-    assert way.submitted[0]["env_vars"]["LICENCE"] == "x"
-    assert "FEVER_JOB" in way.submitted[0]["env_vars"]
+    write(here, {"notes.txt": b"old", "checkpoints/0009/arrays": b"old"})
+    write(there, {"work/x": b"1", "lock": b"7"})
+    mirror().pull(skip=("work/", "lock"))
+    assert read(here) == RUN
+    write(here, {"metrics.jsonl": b"new", "work/y": b"2"})
+    (here / "config.yaml").unlink()
+    calls.clear()
+    mirror().push(skip=("work/", "lock"))
+    assert read(there) == {name: data for name, data in read(here).items() if name != "work/y"}
+    assert sum(calls) < 2000, "what did not change is not sent"
+    with pytest.raises(files.RemoteFolderGone):
+        Mirror(here, "nowhere", *[files.Exchange(call)] * 2).pull()

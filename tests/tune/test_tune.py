@@ -20,7 +20,7 @@ from fever.tune import is_space_expression, search
 from fever.tune.records import Record, append, ranked, read, write_best
 from fever.tune.score import BUDGET, Course, mean_score
 from fever.tune.space import check_space, parse, parse_dimension
-from fever.tune.store import Folder, Keeper, Store
+from fever.tune.store import SearchFolder, TrialFolder, TrialStore
 from fever.tune.study import check_kind, resolve
 from fever.tune.trial import Plan, Trial
 from tests.environments import TimeLimitEnv
@@ -196,26 +196,26 @@ def test_time_is_whole_only_when_a_trial_is_finished(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def keeper(ray: Any, tmp_path: Path) -> Any:
+def store(ray: Any, tmp_path: Path) -> Any:
     """What trials on other machines send their files to."""
-    actor = ray.remote(Keeper).options(num_cpus=0).remote(tmp_path / "home")
+    actor = ray.remote(TrialStore).options(num_cpus=0).remote(tmp_path / "home")
     yield actor
     ray.kill(actor)
 
 
 def make_trial(
-    tmp_path: Path, keeper: Any, number: int, seeds: int = 1, copies: bool = False, env: Any = None, **fields: Any
+    tmp_path: Path, store: Any, number: int, seeds: int = 1, copies: bool = False, env: Any = None, **fields: Any
 ) -> Trial:
     """A trial as on another machine: its folder is sent to `tmp_path/home`."""
     config = configure(tmp_path, **fields)
     space = parse({"learning_rate": "loguniform(1e-5,1e-2)"})
-    plan = Plan(config.model_copy(update={"search": None}), space, seeds, copies, Store(tmp_path, "", keeper), "")
-    folder = Folder(tmp_path / f"away-{number}", keeper)
+    plan = Plan(config.model_copy(update={"search": None}), space, seeds, copies, SearchFolder(tmp_path, "", store), "")
+    folder = TrialFolder(tmp_path / f"away-{number}", store)
     return Trial(plan, folder, EnvSource(env or "CartPole-v1"), number, {"learning_rate": 1e-3})
 
 
-def test_trial_elsewhere_is_cut_off_sent_home_and_goes_on_there(tmp_path: Path, keeper: Any) -> None:
-    trial = make_trial(tmp_path, keeper, 7, seeds=2)
+def test_trial_elsewhere_is_cut_off_sent_home_and_goes_on_there(tmp_path: Path, store: Any) -> None:
+    trial = make_trial(tmp_path, store, 7, seeds=2)
     reports = [trial.next()]
     while reports[-1]["time"] <= 1.2 * BUDGET:
         reports.append(trial.next())
@@ -227,7 +227,7 @@ def test_trial_elsewhere_is_cut_off_sent_home_and_goes_on_there(tmp_path: Path, 
     assert Run(home / "0007-seed-1").config.seed == 1
     done = Run(home / "0007-seed-1").checkpoint().iteration
 
-    again = make_trial(tmp_path, keeper, 7, seeds=2)
+    again = make_trial(tmp_path, store, 7, seeds=2)
     assert again.next()["time"] > 1.2 * BUDGET
     last = again.next()
     while not last["done"]:
@@ -245,9 +245,9 @@ def test_trial_elsewhere_is_cut_off_sent_home_and_goes_on_there(tmp_path: Path, 
     assert last["time"] == 2 * BUDGET
 
 
-def test_trial_goes_on_from_a_copy_of_another(tmp_path: Path, keeper: Any) -> None:
-    good = make_trial(tmp_path, keeper, 1, copies=True, stop={"steps": 6000})
-    bad = make_trial(tmp_path, keeper, 2, copies=True, stop={"steps": 6000})
+def test_trial_goes_on_from_a_copy_of_another(tmp_path: Path, store: Any) -> None:
+    good = make_trial(tmp_path, store, 1, copies=True, stop={"steps": 6000})
+    bad = make_trial(tmp_path, store, 2, copies=True, stop={"steps": 6000})
     for _ in range(3):
         bad.next()
     bad.end()
@@ -257,7 +257,7 @@ def test_trial_goes_on_from_a_copy_of_another(tmp_path: Path, keeper: Any) -> No
     origin = json.loads((tmp_path / "home/tune/1/checkpoint_000001/origin.json").read_text())
     good.end()
 
-    bad = make_trial(tmp_path, keeper, 2, copies=True, stop={"steps": 6000}, settings={**SMALL, "gamma": 0.9})
+    bad = make_trial(tmp_path, store, 2, copies=True, stop={"steps": 6000}, settings={**SMALL, "gamma": 0.9})
     bad.adopt("tune/1/checkpoint_000001")
     report = bad.next()
     assert report["steps"] > origin["steps"] >= 3000
@@ -272,7 +272,7 @@ def test_trial_goes_on_from_a_copy_of_another(tmp_path: Path, keeper: Any) -> No
     both = (Run(tmp_path / "home/trials" / name).metrics()[: len(shared)] for name in ("0001", "0002"))
     assert [row["return_mean"] for row in next(both)] == [row["return_mean"] for row in next(both)]
 
-    once = make_trial(tmp_path, keeper, 2, copies=True)
+    once = make_trial(tmp_path, store, 2, copies=True)
     once.adopt("tune/1/checkpoint_000001")
     assert len(run.metrics()) == len(Run(tmp_path / "home" / "trials" / "0002").metrics()), "a copy is taken once"
 
@@ -313,8 +313,8 @@ def test_trial_whose_environment_exits_fails(tmp_path: Path) -> None:
     assert str(report) == "it was ended from inside, by SystemExit('no licence')"
 
 
-def test_trial_without_an_episode_says_so(tmp_path: Path, keeper: Any) -> None:
-    trial = make_trial(tmp_path, keeper, 1, stop={"steps": 8}, settings={"steps": 1, "minibatch": 8})
+def test_trial_without_an_episode_says_so(tmp_path: Path, store: Any) -> None:
+    trial = make_trial(tmp_path, store, 1, stop={"steps": 8}, settings={"steps": 1, "minibatch": 8})
     with pytest.raises(TrainingError, match="no episode ended within 8 steps"):
         trial.next()
 
