@@ -19,10 +19,11 @@ ClusterFile = Annotated[str, typer.Argument(metavar="FILE", help="The cluster's 
 
 def load_cluster(file: str, **options: Any) -> Any:
     """The target that a file describes; raises FeverError unless it is a cluster that `up` can start."""
-    from fever.launch.targets import Existing, Machines, load_target
+    from fever.launch.clusters.base import ClusterTarget
+    from fever.launch.targets import load_target
 
     target = load_target(file, {name: value for name, value in options.items() if value is not None})
-    if not isinstance(target, Machines) or isinstance(target, Existing):
+    if not isinstance(target, ClusterTarget) or not target.starts_ray:
         raise FeverError(
             f"{file} has kind: {target.kind}, which is not started with up; submit with: fever train ENV --on {file}"
         )
@@ -41,9 +42,7 @@ def up(
     ] = None,
 ) -> None:
     """Start a cluster: Ray on every host that is not part of it yet."""
-    from fever.launch.clusters import ssh_up as clusters
-
-    record = clusters.up(load_cluster(file, min_hosts=min_hosts), file, say)
+    record = load_cluster(file, min_hosts=min_hosts).up(file, say)
     cores = [count for count in record.hosts.values() if count]
     size = f"{len(cores)} hosts, {sum(cores)} cores" if cores else "workers follow"
     print(f"{record.name} is up: {size}; train with: fever train ENV --on {file}")
@@ -52,10 +51,10 @@ def up(
 @commands.command(rich_help_panel="Other machines")
 def status(file: ClusterFile, as_json: Json = False) -> None:
     """Show a cluster: hosts, cores in use, jobs, hours since it was started, cost."""
-    from fever.launch.clusters import ssh_up as clusters
+    from fever.launch.clusters.record import require_record
     from fever.launch.clusters.status import describe
 
-    record = clusters.require_record(load_cluster(file), file)
+    record = require_record(load_cluster(file), file)
     described = describe(record)
     if as_json:
         print(json.dumps(described))
@@ -82,19 +81,18 @@ def down(
     ] = False,
 ) -> None:
     """Shut a cluster down: fetch the results that are missing here, stop everything, report what is left."""
-    from fever.launch.clusters import jobs as cluster_jobs
-    from fever.launch.clusters import ssh_up as clusters
-    from fever.launch.targets import Aws
+    from fever.launch.clusters import base
+    from fever.launch.clusters.jobs import fetch_all, jobs_of
+    from fever.launch.clusters.record import find_record, require_record
 
     target = load_cluster(file)
-    record = clusters.find_record(target.name)
-    if record is None and (left := clusters.down_unfinished(target, say, force)) is not None:
+    if find_record(str(target.name)) is None and (left := target.down_unfinished(say, force)) is not None:
         _say_left(left, f"fever down {file}", force)
         return
-    record = clusters.require_record(target, file)
-    cluster_jobs.bring_home(record, say, force)
-    copies = bool(cluster_jobs.jobs_of(record)) and not isinstance(target, Aws)
-    left = clusters.down(record, say, force)
+    record = require_record(target, file)
+    fetch_all(record, say, force)
+    copies = bool(jobs_of(record)) and target.keeps_runs
+    left = base.down(record, say, force)
     _say_left(left, f"fever down {file}", force)
     if copies:
         print(f"{record.head}: copies of the runs remain in {record.runs}; remove them when you like")
@@ -126,9 +124,9 @@ def policy(
     ] = None,
 ) -> None:
     """Print the least permissions that your AWS user needs, as an IAM policy."""
-    from fever.launch import aws
+    from fever.launch.aws.config import policy
 
-    print(json.dumps(aws.policy(region), indent=2))
+    print(json.dumps(policy(region), indent=2))
 
 
 @aws_commands.command()
@@ -140,9 +138,9 @@ def leftovers(
     yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False,
 ) -> None:
     """Find resources that earlier clusters of fever or Ray left in a region, and remove them after asking."""
-    from fever.launch import aws
+    from fever.launch.aws.leftovers import find_leftovers, remove_leftovers
 
-    found = aws.find_leftovers(region)
+    found = find_leftovers(region)
     for row in found:
         print(row)
     chosen = [row for row in found if running or not row.running]
@@ -157,7 +155,7 @@ def leftovers(
         )
     if not yes and not typer.confirm(f"Remove {len(chosen)} of these, {what}?"):
         return
-    left = aws.remove_leftovers(chosen)
+    left = remove_leftovers(chosen)
     for row in left:
         print(f"still there: {row}")
     if left:
@@ -210,7 +208,7 @@ def tunnel(
     ] = None,
 ) -> None:
     """Forward a cluster's Ray dashboard, TensorBoard and runs to this machine, until Ctrl-C."""
-    from fever.launch.clusters import ssh_up as clusters
+    from fever.launch.clusters.record import require_record
     from fever.launch.clusters.tunnel import open_tunnel
 
-    open_tunnel(clusters.require_record(load_cluster(file), file), port)
+    open_tunnel(require_record(load_cluster(file), file), port)

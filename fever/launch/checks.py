@@ -17,13 +17,11 @@ from typing import Any
 
 from fever.errors import FeverError
 from fever.job import EXIT, RANKS, JobFolder
-from fever.launch.clusters.host_packages import describe_environment
-from fever.launch.clusters.ssh_up import ask_hosts
 from fever.launch.doctor import Finding
 from fever.launch.on_host import host
 from fever.launch.rendezvous.launchers import Rank
 from fever.launch.rendezvous.member import Lost, Member, Unwritable, absent_hosts, writing
-from fever.launch.targets import Allocation, Ssh, load_target
+from fever.launch.targets import Allocation, load_target
 
 CONNECT_SECONDS = 3.0  # for a port of another host to answer
 CLOCK_SECONDS = 2.0  # the most by which clocks may differ
@@ -34,24 +32,6 @@ LIMITS = {"files": 1024, "processes": 1024}  # ulimits below these are too low f
 def examine_target(on: str, runs: Path) -> list[Finding]:
     """All findings about a target; empty in ranks other than 0."""
     return load_target(on, {}).examine(on, runs)
-
-
-def examine_hosts(target: Ssh) -> list[Finding]:
-    """What can be seen of hosts that ssh reaches, all at once; nothing is changed there."""
-    environment = describe_environment(target.packages, target.extras).name
-    replies = ask_hosts(target, "look", target.hosts, cluster="", environment=environment, measure=True)
-    return [_host(name, facts) for name, facts in replies.items()]
-
-
-def _host(name: str, facts: Any) -> Finding:
-    if isinstance(facts, FeverError):
-        return Finding("problem", name, str(facts))
-    home, scratch = (facts["free"][place] / 2**30 for place in ("home", "scratch"))
-    has = facts["versions"]
-    made = f"Python {has['Python']}, Ray {has['ray']}" if has else "its environment is made by the first fever up"
-    room = f"{home:.0f} GiB free at home, {scratch:.0f} in scratch"
-    text = f"{facts['cores']} cores, {facts['busy']:.1f} in use, {room}; {made}"
-    return Finding("problem" if has and "none" in has.values() else "ok", name, text)
 
 
 def examine_folder(runs: Path) -> Finding:

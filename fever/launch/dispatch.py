@@ -20,7 +20,6 @@ from fever.launch.targets import load_target
 if TYPE_CHECKING:
     from fever.config import RunConfig
     from fever.launch.jobs import Job
-    from fever.launch.targets import Machines
 
 
 @dataclass(frozen=True)
@@ -93,32 +92,3 @@ def settle(run: Path) -> None:
     for job in list_jobs():
         if job.run == run.resolve() and (target := job.target) is not None:
             target.fetch(job)
-
-
-def run_on_cluster(order: Order, target: Machines) -> int:
-    """Send the code and have it trained on a cluster that is up; Ctrl-C detaches, the run continues."""
-    from fever.algos.registry import without_prefix
-    from fever.launch.clusters import jobs as cluster_jobs
-    from fever.launch.clusters.existing import JobsOnly
-    from fever.launch.clusters.link import Connection
-    from fever.launch.clusters.package import pack
-    from fever.launch.clusters.ssh_up import require_record
-    from fever.launch.targets import Existing
-
-    if order.options:
-        first = f"--{next(iter(order.options)).replace('_', '-')}"
-        raise FeverError(f"{first} is for jobs that bring their machines; for {order.on} write it into the file")
-    if order.dry_run:
-        raise FeverError("--dry-run shows a scheduler's script; there is none here")
-    if not isinstance(target, Existing):
-        require_record(target, order.on)
-    run = order.run_directory()
-    order.reserve(run)
-    order.check(environment=True)
-    package = pack(without_prefix(order.config.algo), *order.config.names(), skip=run.parent)
-    way = JobsOnly(target) if isinstance(target, Existing) else Connection(require_record(target, order.on))
-    with way as link:
-        link.prepare()
-        print(f"sending {package.what}", file=sys.stderr)
-        job = cluster_jobs.submit(order.config, target, link, run, order.flags, package)
-    return order.follow(job)

@@ -33,10 +33,10 @@ class Screen:
     def show(self) -> None:
         """Print what is new."""
         lines, self.place = read_more(self.job.log, self.place)
-        there = self.job.facts.get("there")
+        remote_path = self.job.facts.get("remote_path")
         for line in lines:
             if not RAYS_OWN.match(line):
-                self.say(line.replace(there, str(self.job.run)) if there else line)
+                self.say(line.replace(remote_path, str(self.job.run)) if remote_path else line)
 
     def finish(self) -> None:
         self.show()

@@ -6,13 +6,12 @@ command line override both. A kind is one class in a module of its own: its sett
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import ValidationInfo, field_validator, model_validator
+from pydantic import field_validator
 
 from fever.config import Duration, Settings, load_yaml, setting, validate
 from fever.errors import FeverError
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from fever.launch.dispatch import Order
     from fever.launch.doctor import Finding
     from fever.launch.jobs import Job, JobWatch
-
-CLUSTER_NAME = re.compile(r"[A-Za-z][\w.]*")  # part of paths
 
 
 class Target(Settings):
@@ -114,147 +111,6 @@ class Allocation(Target):
         return job.stopped() if state == RUNNING and not now and job.let_save() else self.cancel(job)
 
 
-class Machines(Target):
-    """Machines of the user's own, on which a Ray stays up between jobs."""
-
-    named_by_file: ClassVar[bool] = True
-    is_remote: ClassVar[bool] = True
-
-    name: str | None = setting(None, "the cluster's name; null: the file's")
-    python: str | None = setting(None, "an interpreter there that has fever's dependencies; null: one is set up")
-    packages: tuple[str, ...] = setting((), "further packages for the interpreter that is set up")
-    extras: tuple[str, ...] | None = setting(
-        None, "what of fever's it has: render, mujoco, box2d, atari, rllib, tune; null: what is installed here"
-    )
-    runs: str = setting("~/.fever/runs", "folder of run directories there", min_length=1)
-
-    @field_validator("name")
-    @classmethod
-    def _plain_name(cls, value: str | None) -> str | None:
-        if value is not None and not CLUSTER_NAME.fullmatch(value):
-            raise ValueError("a cluster's name has letters, digits, dots and underscores only")
-        return value
-
-    def run(self, order: Order) -> int:
-        from fever.launch.dispatch import run_on_cluster
-
-        return run_on_cluster(order, self)
-
-    def state(self, job: Job) -> tuple[str, str]:
-        from fever.launch.clusters import jobs
-
-        return jobs.state(job)
-
-    def stop(self, job: Job, state: str, now: bool) -> str:
-        from fever.launch.clusters import jobs
-
-        if now:
-            raise FeverError(f"a job on a cluster saves before it stops, within {jobs.STOP_SECONDS} s; omit --now")
-        return jobs.stop(job)
-
-    def watch(self, job: Job) -> JobWatch:
-        from fever.launch.clusters.watch import ClusterWatch
-
-        return ClusterWatch(job)
-
-    def fetch(self, job: Job) -> None:
-        from fever.launch.clusters.watch import fetch
-
-        fetch(job)
-
-    def examine(self, on: str, runs: Path) -> list[Finding]:
-        raise FeverError("the doctor looks at schedulers, MPI and ssh hosts; for others see: fever status")
-
-
-class Ssh(Machines):
-    """Hosts that `ssh` reaches."""
-
-    kind: Literal["ssh"] = "ssh"
-    hosts: tuple[str, ...] = setting(
-        ..., "as ssh knows them; the first that can be used gets the learner", min_length=1
-    )
-    user: str | None = setting(None, "who logs in; null: what ssh's own configuration says")
-    options: tuple[str, ...] = setting((), "further words for ssh, such as -p 2222")
-    wheels: str | None = setting(None, "folder of wheels on every host, if the hosts have no package registry")
-    min_hosts: int = setting(1, "hosts that must be usable, or nothing stays up", gt=0)
-
-    @field_validator("hosts")
-    @classmethod
-    def _different(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for host in value:
-            if host.startswith("-") or not host.strip():
-                raise ValueError(f"{host!r} is not the name of a host")
-        if len(set(value)) < len(value):
-            raise ValueError("a host is named twice")
-        return value
-
-    def examine(self, on: str, runs: Path) -> list[Finding]:
-        from fever.launch.checks import examine_hosts
-
-        return examine_hosts(self)
-
-    def reach(self, host: str) -> list[str]:
-        """The words that run a command on a host."""
-        return ["ssh", *self.options, *(["-l", self.user] if self.user else []), host]
-
-
-class AwsWorkers(Settings):
-    """The instances besides the head."""
-
-    type: str = setting("m5.large", "instance type")
-    count: int = setting(2, "how many there may be", ge=0)
-    least: int | None = setting(None, "how many there are even if nothing runs; null: as many as there may be", ge=0)
-    spot: bool = setting(True, "spot instances: cheaper, and AWS may take them back")
-
-    @model_validator(mode="after")
-    def _ordered(self) -> AwsWorkers:
-        if self.least is not None and self.least > self.count:
-            raise ValueError(f"least={self.least} is more than count={self.count}")
-        return self
-
-
-class Aws(Machines):
-    """A cluster of EC2 instances."""
-
-    kind: Literal["aws"] = "aws"
-    region: str = setting(..., "region, such as us-west-2")
-    head: str = setting("m5.large", "instance type of the head, where the learner runs")
-    workers: AwsWorkers = setting(AwsWorkers(), "the other instances")
-    image: str | None = setting(None, "image (ami-...); null: the newest Ubuntu 24.04 of Canonical")
-    user: str = setting("ubuntu", "user of that image")
-    disk: int = setting(50, "disk of every instance in GB", gt=0)
-    idle_minutes: float = setting(10.0, "after which workers beyond `least` that do nothing are ended", gt=0)
-    allow: str | None = setting(None, "addresses that may use ssh, such as 1.2.3.4/32; null: the caller's own")
-
-    @field_validator("allow")
-    @classmethod
-    def _network(cls, value: str | None) -> str | None:
-        return None if value is None else str(ipaddress.ip_network(value))
-
-    @field_validator("interface")
-    @classmethod
-    def _no_interface(cls, value: str | None) -> str | None:
-        if value is not None:
-            raise ValueError("instances have one network interface")
-        return value
-
-
-class Existing(Machines):
-    """A Ray that runs already, somebody else's perhaps."""
-
-    named_by_file: ClassVar[bool] = False
-
-    kind: Literal["ray"] = "ray"
-    address: str = setting(..., "of its head, 10.0.0.7:6379, or of its page, http://10.0.0.7:8265")
-
-    @field_validator("cpus_per_node", "interface", "scratch", "unset", "connect_seconds", "name", "packages", "extras")
-    @classmethod
-    def _runs_already(cls, value: Any, info: ValidationInfo) -> Any:
-        if value != cls.model_fields[str(info.field_name)].default:
-            raise ValueError("it is for a Ray that fever starts, and this one runs already")
-        return value
-
-
 ADDRESS = re.compile(r"https?://\S+|[\w.-]+:\d+")
 WITHOUT_FILE = {  # kinds that `--on KIND` names without a file: module and class
     "slurm": "fever.launch.schedulers.slurm:Slurm",
@@ -262,16 +118,18 @@ WITHOUT_FILE = {  # kinds that `--on KIND` names without a file: module and clas
     "lsf": "fever.launch.schedulers.lsf:Lsf",
     "mpi": "fever.launch.rendezvous.mpi:Mpi",
 }
-KINDS: dict[str, str | type[Target]] = {**WITHOUT_FILE, "ssh": Ssh, "aws": Aws, "ray": Existing}
+KINDS = {
+    **WITHOUT_FILE,
+    "ssh": "fever.launch.clusters.ssh_cluster:Ssh",
+    "aws": "fever.launch.aws.target:Aws",
+    "ray": "fever.launch.clusters.existing:Existing",
+}
 
 
 def find_kind(kind: str) -> type[Target]:
     """The class of a kind; its module is imported when it is asked for."""
-    found = KINDS[kind]
-    if isinstance(found, str):
-        module, _, name = found.partition(":")
-        found = getattr(import_module(module), name)
-    assert isinstance(found, type)
+    module, _, name = KINDS[kind].partition(":")
+    found: type[Target] = getattr(import_module(module), name)
     return found
 
 

@@ -22,10 +22,10 @@ from fever.launch.clusters import watch
 from fever.launch.clusters.link import Link
 from fever.launch.clusters.ray_jobs import ApiError
 from fever.launch.clusters.ssh import Unreachable
+from fever.launch.clusters.ssh_cluster import Ssh
 from fever.launch.jobs import Job
 from fever.launch.rendezvous.mpi import Mpi
 from fever.launch.schedulers.slurm import Slurm
-from fever.launch.targets import Ssh
 
 CONFIG = RunConfig(env="CartPole-v1")
 LAB = Ssh(hosts=("alpha",), name="lab")
@@ -263,7 +263,7 @@ def test_a_job_that_cannot_be_sent_leaves_everything_as_it_was(tmp_path: Path, h
 def test_results_of_one_job_do_not_depend_on_anothers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = [jobs.remember(f"lab-{number}", tmp_path / f"run{number}") for number in (1, 2, 3)]
     for job in made:
-        jobs.prepare(CONFIG, LAB, job.run, []).note(cluster_id="id", there="/there")
+        jobs.prepare(CONFIG, LAB, job.run, []).note(cluster_id="id", remote_path="/there")
     asked, said = [], []
 
     def bring(link: Any, job: Job, say: Any) -> None:
@@ -272,13 +272,13 @@ def test_results_of_one_job_do_not_depend_on_anothers(tmp_path: Path, monkeypatc
             raise FeverError("its folder is gone")
         job.folder.write("exit.json", {"code": 0, "plan": "", "reason": "", "home": True})
 
-    monkeypatch.setattr(cluster_jobs, "_bring_home", bring)
-    monkeypatch.setattr(cluster_jobs, "Connection", lambda record: Ray())
+    monkeypatch.setattr(cluster_jobs, "_stop_and_fetch", bring)
+    monkeypatch.setattr(cluster_jobs, "SshLink", lambda record: Ray())
     record: Any = SimpleNamespace(id="id", head="alpha")
     with pytest.raises(FeverError, match=r"alpha may have the only copy of lab-2 \(its folder is gone\); --force"):
-        cluster_jobs.bring_home(record, said.append)
+        cluster_jobs.fetch_all(record, said.append)
     assert asked == ["lab-1", "lab-2", "lab-3"]
-    cluster_jobs.bring_home(record, said.append, force=True)
+    cluster_jobs.fetch_all(record, said.append, force=True)
     assert said == ["given up: lab-2 (its folder is gone)"]
     assert [job.code for job in made] == [0, 1, 0]
 

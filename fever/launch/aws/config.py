@@ -1,4 +1,4 @@
-"""What is written for a cluster on AWS: the configuration of Ray's launcher, and what caller and head may do."""
+"""The configuration of Ray's launcher for a cluster on AWS, and the IAM policies of the head and of the user."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from fever.launch.clusters.ssh import shell_word
 from fever.launch.rendezvous.rank import RAY
 
 if TYPE_CHECKING:
-    from fever.launch.targets import Aws
+    from fever.launch.aws.target import Aws
 
 PORT, DASHBOARD = 6379, 8265
-DEMAND = "fever_worker"  # of which every worker has one: a run asks for as many as there may be
+DEMAND = "fever_worker"  # a Ray resource of which every worker has one; a run asks for as many as there may be
 HOME = "$HOME/.fever"  # on the instances
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What was made or found for a cluster, and the local files that its instances get."""
+    """What was created or found on AWS for a cluster, and the local files that its instances get."""
 
     facts: Facts
     group: str
     profile: str
     key: Path
-    files: Path  # a folder with Ray's token and pip's constraints, this user's alone
+    files: Path  # a folder with Ray's token and pip's constraints, readable by this user only
     requirements: tuple[str, ...]
 
 
 def render(target: Aws, names: Names, parts: Parts) -> dict[str, Any]:
-    """The configuration for `ray up`, which has nothing left to make but instances."""
+    """The configuration for `ray up`, which has only instances left to create."""
     least = target.workers.count if target.workers.least is None else target.workers.least
     market = {"InstanceMarketOptions": {"MarketType": "spot"}} if target.workers.spot else {}
     head = {**_instance(target, names, parts, target.head), "IamInstanceProfile": {"Name": parts.profile}}
     worker = {**_instance(target, names, parts, target.workers.type), **market}
     cores = {} if target.cpus_per_node is None else {"CPU": target.cpus_per_node}
     start = f"{_environment(target)} {_python(target)} -m ray.scripts.scripts"
-    room = "" if target.scratch == "/tmp" else f" --temp-dir={shlex.quote(target.scratch + '/ray')}"
-    page = f"--include-dashboard=true --dashboard-host=127.0.0.1 --dashboard-port={DASHBOARD}"
+    folder = "" if target.scratch == "/tmp" else f" --temp-dir={shlex.quote(target.scratch + '/ray')}"
+    dashboard = f"--include-dashboard=true --dashboard-host=127.0.0.1 --dashboard-port={DASHBOARD}"
     scaling = "--autoscaling-config=~/ray_bootstrap_config.yaml"
     return {
         "cluster_name": names.full,
@@ -68,7 +68,7 @@ def render(target: Aws, names: Names, parts: Parts) -> dict[str, Any]:
         "worker_setup_commands": [],
         "head_start_ray_commands": [
             f"{_python(target)} -m ray.scripts.scripts stop",
-            f"{start} start --head --port={PORT} {page} {scaling} --disable-usage-stats{room}",
+            f"{start} start --head --port={PORT} {dashboard} {scaling} --disable-usage-stats{folder}",
         ],
         "worker_start_ray_commands": [
             f"{_python(target)} -m ray.scripts.scripts stop",
@@ -96,7 +96,7 @@ def _python(target: Aws) -> str:
 
 
 def _environment(target: Aws) -> str:
-    """What comes before `ray start`: its limits and variables; the token is in a file, never in a command line."""
+    """Shell commands before `ray start`: limits and variables; the token is in a file, never in a command line."""
     traps = ["SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY"]  # bash would read ~/.bashrc for every job of Ray
     words = ["ulimit -n 65536;", "unset", *traps, *target.unset, "RAY_ADDRESS", "RAY_AUTH_TOKEN;", "export"]
     variables = {**target.env, **RAY}
@@ -105,7 +105,7 @@ def _environment(target: Aws) -> str:
 
 
 def _install(requirements: Sequence[str]) -> list[str]:
-    """Commands that make an environment with exactly the versions that fever was tested with."""
+    """Shell commands that set up an environment with exactly the versions that fever was tested with."""
     python = f"{HOME}/env/bin/python"
     apt = "sudo DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300"
     wanted = " ".join(map(shlex.quote, requirements))
@@ -118,14 +118,14 @@ def _install(requirements: Sequence[str]) -> list[str]:
 
 
 def check(config: dict[str, Any]) -> None:
-    """Have Ray check a configuration before anything is made with it."""
+    """Have Ray validate a configuration before anything is created with it."""
     from ray.autoscaler._private.util import prepare_config, validate_config
 
     validate_config(prepare_config(config))
 
 
 def head_policy(names: Names, region: str) -> dict[str, Any]:
-    """What the head may do: look at instances, launch workers of its own cluster, tag and end those."""
+    """The head's IAM policy: describe instances, and launch, tag and terminate workers of its own cluster."""
     arn = f"arn:{resources.partition_of(region)}:ec2:{region}"
     new = {"StringEquals": {"aws:RequestTag/ray-cluster-name": names.full}}
     own = {"StringEquals": {"aws:ResourceTag/ray-cluster-name": names.full}}
@@ -149,9 +149,9 @@ def head_policy(names: Names, region: str) -> dict[str, Any]:
 
 
 def policy(region: str | None = None) -> dict[str, Any]:
-    """The least that the user of `fever up`, `down`, `status` and `aws leftovers` must be allowed.
+    """The least privileges for `fever up`, `down`, `status` and `aws leftovers`, as an IAM policy.
 
-    `region` matters only for those parts of the world where AWS's names begin differently.
+    `region` matters only where ARNs begin differently, such as in China.
     """
     rows = [{key: value for key, value in row.items() if key != "why"} for row in _statements()]
     document = json.dumps({"Version": "2012-10-17", "Statement": rows})
@@ -159,7 +159,7 @@ def policy(region: str | None = None) -> dict[str, Any]:
 
 
 def explain_policy() -> dict[str, str]:
-    """Why each statement of the policy is there, by its Sid."""
+    """Why each statement of the policy is needed, by its Sid."""
     return {row["Sid"]: row["why"] for row in _statements()}
 
 

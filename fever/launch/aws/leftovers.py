@@ -1,6 +1,6 @@
-"""What clusters left on AWS, those of fever and those of Ray's own launcher: finding it and removing it.
+"""Finds and removes what clusters left on AWS: fever's, and those of Ray's own launcher.
 
-Nothing is touched that has neither a tag of theirs nor a name that Ray's launcher gives.
+A resource counts as theirs if it has one of their tags, or a name that Ray's launcher gives. Others are not touched.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from fever.launch.aws.resources import (
 IDLE = ("stopping", "stopped")
 ENDING = (*LIVING, *IDLE, "shutting-down")
 POLL_SECONDS = 2.0
-GROUP_SECONDS = 30.0  # for AWS to let go of the instances of a security group
+GROUP_SECONDS = 30.0  # for AWS to notice that a security group has no instances any more
 END_SECONDS = 300.0  # for instances to terminate; AWS takes a minute or two
 ORDER = ("instance", "volume", "security group", "instance profile", "role", "key pair", "key file")
 
 
 @dataclass(frozen=True)
 class Leftover:
-    """Something that exists and belongs to a cluster of fever's or of Ray's launcher."""
+    """A resource that belongs to a cluster of fever's or of Ray's launcher."""
 
     kind: str  # one of ORDER
-    id: str  # AWS's name for it; a path, for a file
+    id: str  # AWS's id for it; the path of a file
     name: str  # the cluster's full name, or its own
     region: str
     reason: str  # why it is listed, or why it could not be removed
@@ -57,15 +57,15 @@ Note = Callable[[str, str, str, str], Leftover]
 def find_leftovers(region: str, files: Path | None = None) -> list[Leftover]:
     """Everything in the region that belongs to clusters, in the order in which it can be removed.
 
-    What belongs to instances that run is listed too, as running. `files`: where Ray's launcher puts its private keys;
-    null: ~/.ssh.
+    What belongs to running instances is listed as running. `files`: where Ray's launcher puts its private keys; None:
+    ~/.ssh.
     """
     clients = connect(region)
     living = list_instances(clients, LIVING)
     used = {tags_of(row).get("ray-cluster-name", "") for row in living} | {row.get("KeyName", "") for row in living}
     used |= {group["GroupId"] for row in living for group in row.get("SecurityGroups", [])}
     used |= {row["IamInstanceProfile"]["Arn"].rpartition("/")[2] for row in living if row.get("IamInstanceProfile")}
-    used.discard("")  # what has no name belongs to nobody
+    used.discard("")  # of instances without a name or key
 
     def note(kind: str, id: str, name: str, reason: str) -> Leftover:
         running = kind != "instance" and bool({id, name} & used)
@@ -92,7 +92,12 @@ def _volumes(clients: Clients, note: Note) -> list[Leftover]:
     ]
     pages = clients.ec2.get_paginator("describe_volumes").paginate(Filters=filters)
     return [
-        note("volume", row["VolumeId"], tags_of(row).get("ray-cluster-name", ""), f"{row['Size']} GB that nobody uses")
+        note(
+            "volume",
+            row["VolumeId"],
+            tags_of(row).get("ray-cluster-name", ""),
+            f"{row['Size']} GB, not in use",
+        )
         for page in pages
         for row in page["Volumes"]
     ]
@@ -110,7 +115,7 @@ def _groups(clients: Clients, note: Note) -> list[Leftover]:
 
 
 def _roles(clients: Clients, note: Note) -> list[Leftover]:
-    """Instance profiles and roles, which have no region of their own: fever's of this region, Ray's of all."""
+    """Instance profiles and roles, which AWS keeps for all regions: fever's for this region, and all of Ray's."""
     rows = []
     everywhere = "of Ray's launcher in all regions; no instance in this one uses it"
     for kind, method, key, get in (
@@ -129,7 +134,7 @@ def _roles(clients: Clients, note: Note) -> list[Leftover]:
 
 
 def _keys(clients: Clients, note: Note, files: Path | None) -> list[Leftover]:
-    """Key pairs, and the files with the private halves of Ray's."""
+    """Key pairs, and the files with the private keys of Ray's."""
     rows = []
     ray = re.compile(rf"ray-autoscaler(_\d+)?_{re.escape(clients.region)}")
     for row in clients.ec2.describe_key_pairs()["KeyPairs"]:
@@ -137,7 +142,7 @@ def _keys(clients: Clients, note: Note, files: Path | None) -> list[Leftover]:
             rows.append(note("key pair", row["KeyName"], row["KeyName"], "no instance has it"))
     for path in sorted((files or Path.home() / ".ssh").glob("ray-autoscaler_*.pem")):
         if ray.fullmatch(path.stem):
-            rows.append(note("key file", str(path), path.stem, "private half of a key pair of Ray's launcher"))
+            rows.append(note("key file", str(path), path.stem, "private key of a key pair of Ray's launcher"))
     return rows
 
 
@@ -146,7 +151,7 @@ def _keys(clients: Clients, note: Note, files: Path | None) -> list[Leftover]:
 
 @sentences()
 def remove_leftovers(leftovers: Sequence[Leftover], seconds: float = END_SECONDS) -> list[Leftover]:
-    """Remove these in the right order; returns those that are still there, with the reason."""
+    """Remove these in the right order; returns those that remain, with the reason."""
     deadline = time.monotonic() + seconds
     left = []
     for region in dict.fromkeys(row.region for row in leftovers):
@@ -160,7 +165,7 @@ def remove_leftovers(leftovers: Sequence[Leftover], seconds: float = END_SECONDS
 
 
 def _try_to_remove(clients: Clients, row: Leftover) -> str | None:
-    """Remove one thing; says why it could not be done."""
+    """Remove one resource; returns why that failed, None if it did not."""
     try:
         _remove(clients, row)
     except load("botocore.exceptions").ClientError as error:
@@ -171,13 +176,13 @@ def _try_to_remove(clients: Clients, row: Leftover) -> str | None:
 
 
 def _end_instances(clients: Clients, rows: Sequence[Leftover], deadline: float) -> list[Leftover]:
-    """Terminate, and wait until AWS says that they are; returns those of which it does not."""
+    """Terminate instances and wait until AWS shows that; returns those that did not terminate in time."""
     if not rows:
         return []
     pending = {row.id: row for row in rows}
     reason = "did not terminate in time"
     for id in pending:
-        try:  # one by one: if one of several is unknown, AWS ends none
+        try:  # one by one: if AWS does not know one of several, it ends none
             found(clients.ec2.terminate_instances, InstanceIds=[id])
         except clients.ec2.exceptions.ClientError as error:
             reason = f"could not be terminated: {error.response['Error'].get('Message')}"
@@ -212,7 +217,7 @@ def _remove(clients: Clients, row: Leftover) -> None:
 
 
 def _remove_group(clients: Clients, id: str) -> None:
-    """Delete a security group as soon as AWS has let go of the instances that were in it."""
+    """Delete a security group as soon as AWS has noticed that its instances are gone."""
     deadline = time.monotonic() + GROUP_SECONDS
     while True:
         try:

@@ -1,7 +1,7 @@
-"""What a cluster on AWS consists of besides Ray, through AWS's own interface: what is asked first, and what is made.
+"""The AWS resources of a cluster besides its instances: what is checked first, and what is created.
 
-Everything of fever's is called `fever-CLUSTER-ID` and has the tags `fever-cluster`, `fever-id` and `ray-cluster-name`;
-things of Ray's own launcher are known by that last tag or by the names that it gives.
+All of fever's resources are called `fever-CLUSTER-ID` and have the tags `fever-cluster`, `fever-id` and
+`ray-cluster-name`. Those of Ray's own launcher have the last of these tags, or names that it gives.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from fever.errors import FeverError
 
-CANONICAL = "099720109477"  # whose images are Ubuntu's own
-UBUNTU = "ubuntu/images/hvm-ssd*/ubuntu-noble-24.04-{}-server-*"  # its Python has wheels of all that is pinned
+CANONICAL = "099720109477"  # the owner of the official Ubuntu images
+UBUNTU = "ubuntu/images/hvm-ssd*/ubuntu-noble-24.04-{}-server-*"  # all pinned packages have wheels for its Python
 SPOT_ROLE = "AWSServiceRoleForEC2Spot"
 LIVING = ("pending", "running")
 REFUSED = {
@@ -35,7 +35,7 @@ FORBIDDEN = {"UnauthorizedOperation", "AccessDenied", "AccessDeniedException"}
 
 
 class Clients(NamedTuple):
-    """The two services that are used, in one region."""
+    """Clients of the two services that are used, in one region."""
 
     region: str
     ec2: Any
@@ -44,7 +44,7 @@ class Clients(NamedTuple):
 
 @dataclass(frozen=True)
 class Names:
-    """What a cluster and all that belongs to it is called."""
+    """The names and tags of a cluster's resources."""
 
     cluster: str
     id: str
@@ -64,7 +64,7 @@ class Names:
 
 @dataclass(frozen=True)
 class Facts:
-    """What AWS says about a target, before anything is made."""
+    """What AWS knows about a target, before anything is created."""
 
     image: str
     device: str  # of the image's root disk
@@ -76,7 +76,7 @@ class Facts:
 
 
 def load(module: str) -> Any:
-    """A module of boto3's, which is an optional part."""
+    """Import a module of boto3, which is an optional dependency."""
     try:
         return import_module(module)
     except ImportError:
@@ -84,7 +84,7 @@ def load(module: str) -> Any:
 
 
 def _session_for(region: str) -> Any:
-    """A session of boto3's, if AWS has the region."""
+    """A boto3 session; refuses a region that AWS does not have."""
     session = load("boto3").session.Session()
     known = [name for part in session.get_available_partitions() for name in session.get_available_regions("ec2", part)]
     if region not in known:
@@ -95,7 +95,7 @@ def _session_for(region: str) -> Any:
 
 @cache
 def connect(region: str) -> Clients:
-    """Clients for a region that exists."""
+    """Clients for a region; refuses one that AWS does not have."""
     session = _session_for(region)
     options = load("botocore.config").Config(retries={"mode": "standard", "max_attempts": 5}, connect_timeout=10)
     return Clients(region, *(session.client(name, region_name=region, config=options) for name in ("ec2", "iam")))
@@ -103,7 +103,7 @@ def connect(region: str) -> Clients:
 
 @contextmanager
 def sentences() -> Iterator[None]:
-    """What AWS refuses, as one sentence each."""
+    """Turn exceptions of boto3 into FeverErrors of one sentence."""
     exceptions = load("botocore.exceptions")
     try:
         yield
@@ -134,7 +134,7 @@ def partition_of(region: str) -> str:
 
 
 def error_code(error: BaseException) -> str:
-    """AWS's word for an error; empty for what is none of AWS's."""
+    """AWS's code for an error; empty for other exceptions."""
     return str(getattr(error, "response", {}).get("Error", {}).get("Code", ""))
 
 
@@ -143,7 +143,7 @@ def is_missing(error: BaseException) -> bool:
 
 
 def found(call: Callable[..., Any], **arguments: Any) -> Any:
-    """What a call gives, or None if AWS says that there is no such thing."""
+    """The result of a call, or None if AWS says that the resource does not exist."""
     try:
         return call(**arguments)
     except load("botocore.exceptions").ClientError as error:
@@ -152,11 +152,11 @@ def found(call: Callable[..., Any], **arguments: Any) -> Any:
         raise
 
 
-# before anything is made
+# before anything is created
 
 
 def inspect(clients: Clients, head: str, worker: str, image: str | None) -> Facts:
-    """Check what may be refused, and find the image and the networks. Makes nothing."""
+    """Check what AWS could refuse, and find the image and the networks. Creates nothing."""
     architecture = _architecture(clients, sorted({head, worker}))
     chosen = _find_image(clients, image, architecture)
     if chosen["Architecture"] != architecture:
@@ -197,7 +197,7 @@ def _find_image(clients: Clients, image: str | None, architecture: str) -> Any:
                 raise
             images = None
         if not images or not images["Images"]:
-            raise FeverError(f"{clients.region} has no image {image!r}; images have other names in every region")
+            raise FeverError(f"{clients.region} has no image {image!r}; images have other ids in every region")
         return images["Images"][0]
     name = UBUNTU.format({"x86_64": "amd64"}.get(architecture, architecture))
     filters = [{"Name": "name", "Values": [name]}, {"Name": "state", "Values": ["available"]}]
@@ -207,11 +207,11 @@ def _find_image(clients: Clients, image: str | None, architecture: str) -> Any:
     return max(images, key=lambda row: row["CreationDate"])
 
 
-# making
+# creating
 
 
 def make_role(clients: Clients, names: Names, policy: dict[str, Any]) -> str:
-    """The head's role with its policy, and the instance profile that carries it, whose name is returned."""
+    """Create the head's role with its policy, and its instance profile; returns the profile's name."""
     iam, name = clients.iam, names.full
     if found(iam.get_role, RoleName=name) is None:
         trust = {"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"}
@@ -229,20 +229,20 @@ def make_role(clients: Clients, names: Names, policy: dict[str, Any]) -> str:
 
 
 def make_spot_role(clients: Clients) -> bool:
-    """The role of AWS's own that an account needs for spot instances; whether it was missing."""
+    """Create the service-linked role that an account needs for spot instances; returns whether it was missing."""
     if found(clients.iam.get_role, RoleName=SPOT_ROLE) is not None:
         return False
     try:
         clients.iam.create_service_linked_role(AWSServiceName="spot.amazonaws.com")
     except clients.iam.exceptions.ClientError as error:
-        if error_code(error) not in ("InvalidInput", "EntityAlreadyExists"):  # somebody else was faster
+        if error_code(error) not in ("InvalidInput", "EntityAlreadyExists"):  # another process has just created it
             raise
         return False
     return True
 
 
 def make_key(clients: Clients, names: Names, path: Path) -> None:
-    """A key pair of which this path has the private half, readable by this user alone."""
+    """Create a key pair with its private key in this file, readable by this user only."""
     known = {row["KeyName"] for row in clients.ec2.describe_key_pairs()["KeyPairs"]}
     if names.full in known and path.exists():
         return
@@ -257,7 +257,7 @@ def make_key(clients: Clients, names: Names, path: Path) -> None:
 
 
 def make_group(clients: Clients, names: Names, vpc: str, allow: str) -> str:
-    """A security group: ssh from `allow` alone, and everything between its members; returns its id."""
+    """Create a security group: ssh from `allow` only, and all traffic between members; returns its id."""
     filters = [{"Name": "group-name", "Values": [names.full]}, {"Name": "vpc-id", "Values": [vpc]}]
     groups = clients.ec2.describe_security_groups(Filters=filters)["SecurityGroups"]
     if groups:
@@ -290,11 +290,11 @@ def _same_source(rule: dict[str, Any], allow: str) -> bool:
     return sources == [allow]
 
 
-# looking
+# describing
 
 
 def list_instances(clients: Clients, states: Sequence[str] = (), **tags: str) -> list[Any]:
-    """Instances that have one of our tags or Ray's, in one of these states, with these tags (`_` for `-`)."""
+    """Instances with fever's or Ray's tags, in one of these states, and with these tags (`_` for `-`)."""
     filters = [{"Name": f"tag:{key.replace('_', '-')}", "Values": [value]} for key, value in tags.items()]
     filters = filters or [{"Name": "tag-key", "Values": ["fever-cluster", "ray-cluster-name"]}]
     filters += [{"Name": "instance-state-name", "Values": list(states)}] if states else []

@@ -1,4 +1,4 @@
-"""The environment that hosts get: the packages, in the versions that fever was tested with, and a name for all that."""
+"""The environment that hosts get: packages in the versions that fever was tested with, named by their content."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib.resources import files
 
 from fever.errors import FeverError
 
-EXTRAS = {  # of fever -> a package that says that it is installed
+EXTRAS = {  # an extra of fever's -> a package that is installed if the extra is
     "render": "pygame",
     "mujoco": "mujoco",
     "box2d": "box2d-py",
@@ -22,23 +22,23 @@ EXTRAS = {  # of fever -> a package that says that it is installed
 
 @dataclass(frozen=True)
 class Environment:
-    """What pip is given."""
+    """The packages that pip installs on a host."""
 
     requirements: tuple[str, ...]
     constraints: str  # the text of a constraints file
 
     @property
     def name(self) -> str:
-        """The same for the same content."""
+        """A hash: environments with the same content have the same name."""
         text = "\n".join([*self.requirements, self.constraints])
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def describe_environment(packages: tuple[str, ...] = (), extras: tuple[str, ...] | None = None) -> Environment:
-    """What a host needs besides fever itself, which goes with every job; None: the extras that are installed here."""
+    """The environment for hosts, without fever itself, which every job brings; `extras` None: those installed here."""
     for extra in extras or ():
         if extra not in EXTRAS:
-            raise FeverError(f"extras: there is no {extra}; there are: {', '.join(EXTRAS)}")
+            raise FeverError(f"extras: {extra} is unknown; the extras are: {', '.join(EXTRAS)}")
     chosen = [name for name, package in EXTRAS.items() if (_installed(package) if extras is None else name in extras)]
     wanted = []
     for line in requires("fever") or ():
@@ -46,7 +46,7 @@ def describe_environment(packages: tuple[str, ...] = (), extras: tuple[str, ...]
         named = re.search(r'extra == "(\w+)"', condition.replace("'", '"'))
         if named is None or named[1] in chosen:
             wanted.append(requirement)
-    wanted.append("ray[default]")  # with what serves jobs
+    wanted.append("ray[default]")  # with the server of the Jobs API
     return Environment(tuple(sorted({*wanted, *packages})), (files("fever") / "constraints.txt").read_text())
 
 

@@ -1,4 +1,4 @@
-"""Jobs on a cluster that is up: submitted, asked about, stopped, and brought home before the cluster goes."""
+"""Jobs on a cluster that is up: submitted, asked for their state, stopped, and fetched before the cluster goes down."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from shlex import join
+from typing import TYPE_CHECKING
 
 from fever.config import RunConfig
 from fever.errors import FeverError
-from fever.job import AUTOSCALED, ENDED, JOB, QUEUED, RUNNING
-from fever.launch.clusters.link import Connection, Down, Link, connect, note_end
+from fever.job import ENDED, JOB, QUEUED, RUNNING
+from fever.launch.clusters.link import ClusterDown, Link, SshLink, connect, note_end
 from fever.launch.clusters.package import Package
 from fever.launch.clusters.ray_jobs import OVER
+from fever.launch.clusters.record import ClusterRecord
 from fever.launch.clusters.ssh import Unreachable, shell_word
-from fever.launch.clusters.ssh_up import Record
 from fever.launch.jobs import (
     PATIENCE_SECONDS,
     SILENT,
@@ -28,45 +29,44 @@ from fever.launch.jobs import (
     remember,
     undo_for,
 )
-from fever.launch.targets import Aws, Existing, Machines, Ssh
+
+if TYPE_CHECKING:
+    from fever.launch.clusters.base import ClusterTarget
 
 STOP_SECONDS = 60  # for a run to save, before Ray kills it
 
 
-def submit(config: RunConfig, target: Machines, link: Link, run: Path, flags: list[str], package: Package) -> Job:
-    """Send a run directory and the code to a cluster, and have Ray train there.
+def submit(config: RunConfig, target: ClusterTarget, link: Link, run: Path, flags: list[str], package: Package) -> Job:
+    """Send a run directory and the code to a cluster, and submit a job to its Ray.
 
-    What cannot be submitted leaves everything here as it was; what may have been is kept and found again.
+    If that fails, everything on this machine is as it was before, unless Ray may have the job all the same.
     """
     with ExitStack() as undo:
         job = Job(claim_name(link.name), run.resolve())
         undo.callback(forget, job)
-        number = f"{job.name}-{secrets.token_hex(4)}"  # Ray may have others' jobs, and those of an earlier cluster
-        was = job.facts
-        same = was.get("cluster_id") == link.id and was.get("head") == link.head
-        there = was["there"] if same else f"{link.runs}/{number}/{run.name}"
+        number = f"{job.name}-{secrets.token_hex(4)}"  # Ray may have jobs of others, or of an earlier cluster
+        before = job.facts
+        same = before.get("cluster_id") == link.id and before.get("head") == link.head
+        remote_path = before["remote_path"] if same else f"{link.runs}/{number}/{run.name}"
         undo.callback(undo_for(run))
-        folder = prepare(config, target, run, flags, number, str(Path(there).parent))
-        folder.note(cluster=link.name, cluster_id=link.id, head=link.head, there=there, sent=False)
+        folder = prepare(config, target, run, flags, number, str(Path(remote_path).parent))
+        folder.note(cluster=link.name, cluster_id=link.id, head=link.head, remote_path=remote_path, sent=False)
         folder.clear()
         if folder.log.exists():  # of the job that trained this run before
             old = folder.path / f"log-{len(list(folder.path.glob('log-*.txt'))) + 1}.txt"
             folder.log.rename(old)
             undo.callback(old.rename, folder.log)
-        words = ["resume", there] if folder.saved else ["train", "-f", f"{there}/job/run.yaml"]
-        variables = {JOB: f"{there}/job", "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_SECONDS), "PYTHONWARNINGS": "ignore"}
-        if isinstance(target, Aws):
-            variables[AUTOSCALED] = str(target.workers.count)
-        if isinstance(target, Existing):  # where Ray itself was not started with them
-            variables = {**target.env, **variables}
-        link.push(job.run, there)
+        words = ["resume", remote_path] if folder.saved else ["train", "-f", f"{remote_path}/job/run.yaml"]
+        variables = {**target.job_variables, JOB: f"{remote_path}/job", "PYTHONWARNINGS": "ignore"}
+        variables["RAY_JOB_STOP_WAIT_TIME_S"] = str(STOP_SECONDS)
+        link.push(job.run, remote_path)
         link.jobs.upload(package)
         command = f"exec {shell_word(link.python)} {join(['-m', 'fever', *words, *flags])}"
         remember(job.name, run)
         try:
             link.jobs.submit(number, command, {"working_dir": package.uri, "env_vars": variables})
         except BaseException:
-            if not _is_unknown(link, number):  # who knows
+            if not _is_unknown(link, number):
                 undo.pop_all()
             raise
         undo.pop_all()
@@ -75,7 +75,7 @@ def submit(config: RunConfig, target: Machines, link: Link, run: Path, flags: li
 
 
 def _is_unknown(link: Link, number: str) -> bool:
-    """Whether Ray surely does not have a job whose submission failed; one that it has is told to stop."""
+    """Whether Ray certainly does not have, or is ending, a job whose submission failed."""
     try:
         if link.jobs.details(number) is None:
             return True
@@ -86,13 +86,13 @@ def _is_unknown(link: Link, number: str) -> bool:
 
 
 def state(job: Job) -> tuple[str, str]:
-    """QUEUED, RUNNING or ENDED, and a word about it."""
+    """QUEUED, RUNNING or ENDED, and a short reason."""
     if job.code is not None:
         return job.ended()
     try:
         with connect(job) as link:
             status, code = link.state(job)
-    except Down:
+    except ClusterDown:
         return ENDED, "its cluster is down"
     except FeverError as error:
         return RUNNING, f"{SILENT}: {error}"
@@ -102,7 +102,7 @@ def state(job: Job) -> tuple[str, str]:
 
 
 def stop(job: Job) -> str:
-    """Ray tells the run to save and stop, and kills it if it takes too long; what it saved comes home."""
+    """Have Ray tell a run to save and stop, and fetch what it saved; Ray kills it if it takes too long."""
     with connect(job) as link:
         link.jobs.stop(job.facts["id"])
         if _wait_for_end(link, job) is None:
@@ -111,7 +111,7 @@ def stop(job: Job) -> str:
 
 
 def _wait_for_end(link: Link, job: Job) -> int | None:
-    """A job's exit code, or None if it does not end in time; otherwise all of it has come home."""
+    """Wait for a job's end and fetch all of it; returns its exit code, None if it does not end in time."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
         if link.state(job)[1] is not None:
@@ -121,32 +121,32 @@ def _wait_for_end(link: Link, job: Job) -> int | None:
     return None
 
 
-def jobs_of(record: Record) -> list[Job]:
+def jobs_of(record: ClusterRecord) -> list[Job]:
     """The jobs of a cluster that is up."""
     return [job for job in list_jobs() if job.facts.get("cluster_id") == record.id]
 
 
-def not_home(record: Record) -> list[Job]:
-    """The jobs of a cluster of which something may be only there."""
+def unfetched_jobs(record: ClusterRecord) -> list[Job]:
+    """The jobs of a cluster of which it may have the only copy of something."""
     return [job for job in jobs_of(record) if not job.home]
 
 
-def bring_home(record: Record, say: Callable[[str], None], force: bool = False) -> None:
-    """Let a cluster's jobs save and stop, and fetch what is not here yet; raises if that cannot be done.
+def fetch_all(record: ClusterRecord, say: Callable[[str], None], force: bool = False) -> None:
+    """Have a cluster's jobs save and stop, and fetch what is not here yet.
 
-    With `force` only says what is lost.
+    Raises FeverError if something cannot be fetched; with `force` it only says what is lost.
     """
-    waiting = not_home(record)
+    waiting = unfetched_jobs(record)
     gone = [job for job in list_jobs(gone=True) if job.name.startswith(f"{record.name}-")]
     lost: dict[str, FeverError] = {}
     if not waiting and not gone:
         return
     try:
-        with Connection(record) as link:
-            lost |= _out_of_sight(link, record, gone) if gone else {}
+        with SshLink(record) as link:
+            lost |= _without_directory(link, record, gone) if gone else {}
             for job in waiting:
                 try:
-                    _bring_home(link, job, say)
+                    _stop_and_fetch(link, job, say)
                 except FeverError as error:
                     lost[job.name] = error
     except FeverError as error:
@@ -162,25 +162,25 @@ def bring_home(record: Record, say: Callable[[str], None], force: bool = False) 
     say(f"given up: {names} ({reason})")
 
 
-def _out_of_sight(link: Link, record: Record, gone: list[Job]) -> dict[str, FeverError]:
-    """Those of the jobs whose run directory here is `gone` that would be lost with the cluster."""
+def _without_directory(link: Link, record: ClusterRecord, gone: list[Job]) -> dict[str, FeverError]:
+    """Of the jobs whose run directory is no longer on this machine, those that would be lost with the cluster."""
     states: dict[str, str] = {}
-    with suppress(FeverError):  # a Ray that does not answer has nothing that runs
+    with suppress(FeverError):  # if Ray does not answer, nothing runs
         states = {name.rpartition("-")[0]: state for name, state in link.jobs.states().items()}
-    harmless = (None, *OVER) if isinstance(record.target, Ssh) else (None,)  # ssh hosts keep what has ended
+    harmless = (None, *OVER) if record.target.keeps_runs else (None,)
     lost = [job for job in gone if states.get(job.name) not in harmless]
-    return {job.name: FeverError(f"its run directory is not at {job.run} any more") for job in lost}
+    return {job.name: FeverError(f"its run directory is no longer at {job.run}") for job in lost}
 
 
-def _bring_home(link: Link, job: Job, say: Callable[[str], None]) -> None:
+def _stop_and_fetch(link: Link, job: Job, say: Callable[[str], None]) -> None:
     try:
         if link.state(job)[1] is None:
-            say(f"{job.name}: is told to save and stop")
+            say(f"{job.name}: asked to save and stop")
             link.jobs.stop(job.facts["id"])
         if _wait_for_end(link, job) is None:
             raise FeverError(f"{job.name} does not stop")
-    except Unreachable:  # Ray is dead on the head, but its files may be there
-        link.sync(job)  # raises if it is the way there that broke: the job may run still
+    except Unreachable:  # Ray is dead on the head, but the files may be there
+        link.sync(job)  # raises if it is the connection that broke: the job may still run
         note_end(job, 1)
         link.sync(job)
     say(f"{job.name}: fetched and verified, {job.run}")

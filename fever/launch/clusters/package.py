@@ -1,4 +1,4 @@
-"""What goes with a job: fever itself, and the projects or packages that its names are from, as one archive."""
+"""The archive that goes with a job: fever itself, and the projects or packages that its environment comes from."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ import fever
 from fever.errors import FeverError
 from fever.text import format_bytes
 
-MOST = 100 * 2**20  # bytes, what Ray takes in one upload
+MOST = 100 * 2**20  # bytes that Ray accepts in one upload
 CACHES = ("__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", "node_modules")
-ALWAYS = (".git", ".venv", *CACHES, ".fever", ".ssh", ".aws", ".gnupg", ".ray")  # never sent: large, or secret
-MOMENT = (1980, 1, 1, 0, 0, 0)  # of every file: the same content is the same archive
+NEVER_SENT = (".git", ".venv", *CACHES, ".fever", ".ssh", ".aws", ".gnupg", ".ray")  # large, or secret
+TIMESTAMP = (1980, 1, 1, 0, 0, 0)  # of every file, so that the same content makes the same archive
 
 
 @dataclass(frozen=True)
 class Package:
-    """An archive."""
+    """A zip archive."""
 
     content: bytes
-    what: str  # in words
+    what: str  # a description of its content
 
     @property
     def uri(self) -> str:
-        """Ray's name for it, made of its content."""
+        """The URI under which Ray stores it, made of its hash."""
         return f"gcs://_ray_pkg_{hashlib.sha256(self.content).hexdigest()[:32]}.zip"
 
 
 def pack(*names: str, skip: Path | None = None, more: dict[str, bytes] | None = None) -> Package:
-    """Fever, what names such as `module:Env` need, and more files by name.
+    """An archive of fever, of the modules that names such as `module:Env` are from, and of `more` files by name.
 
-    `skip` is a folder that stays here: that of the runs.
+    `skip`: a folder that is left out, that of the runs.
     """
     try:
         return _pack(names, skip, more or {})
@@ -49,7 +49,7 @@ def pack(*names: str, skip: Path | None = None, more: dict[str, bytes] | None = 
 
 def _pack(names: tuple[str, ...], skip: Path | None, more: dict[str, bytes]) -> Package:
     files: dict[str, Path] = {}
-    sent: dict[Path, str] = {}  # in words
+    sent: dict[Path, str] = {}  # folder -> description
     for module in dict.fromkeys(name.rpartition(":")[0].partition(".")[0] for name in names):
         root = _root_of(module) if module else None
         if root is None:
@@ -70,17 +70,17 @@ def _zip(files: dict[str, Path], more: dict[str, bytes]) -> bytes:
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for name, path in sorted(files.items()):
-            entry = zipfile.ZipInfo(name, MOMENT)
+            entry = zipfile.ZipInfo(name, TIMESTAMP)
             entry.external_attr = (path.stat().st_mode & 0o777) << 16
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, path.read_bytes())
         for name, data in more.items():
-            archive.writestr(zipfile.ZipInfo(name, MOMENT), data)
+            archive.writestr(zipfile.ZipInfo(name, TIMESTAMP), data)
     return content.getvalue()
 
 
 def _root_of(module: str) -> Path | None:
-    """The folder in which a module is found; None if it is not the user's own source: installed, or Python's."""
+    """The folder that a module is imported from; None for installed packages and the standard library."""
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
@@ -95,7 +95,7 @@ def _root_of(module: str) -> Path | None:
 
 
 def package_files(path: Path, prefix: str | None = None) -> dict[str, Path]:
-    """The files of one package or module, by their names in the archive."""
+    """The files of a package or module, by their names in the archive."""
     if not path.is_dir():
         single = path.with_suffix(".py")
         return {single.name: single}
@@ -104,7 +104,7 @@ def package_files(path: Path, prefix: str | None = None) -> dict[str, Path]:
 
 
 def project_files(root: Path, skip: Path | None = None) -> dict[str, Path]:
-    """The files below a folder that no .gitignore leaves out, by their names from there."""
+    """The files below a folder that no .gitignore excludes, by their relative paths."""
     found: dict[str, Path] = {}
     ignores = _ignores_above(root)
 
@@ -112,7 +112,7 @@ def project_files(root: Path, skip: Path | None = None) -> dict[str, Path]:
         own = _ignores_in(folder)
         for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
             path = Path(entry.path)
-            if entry.name in ALWAYS or path == skip or entry.name.endswith(".pyc"):
+            if entry.name in NEVER_SENT or path == skip or entry.name.endswith(".pyc"):
                 continue
             directory = entry.is_dir()
             if _ignored(path, directory, [*own, *ignores]):
@@ -134,7 +134,7 @@ def _ignores_in(folder: Path) -> list[tuple[Path, GitIgnoreSpec]]:
 
 
 def _ignores_above(folder: Path) -> list[tuple[Path, GitIgnoreSpec]]:
-    """What the folders above say, up to the top of a repository; the nearest first."""
+    """The rules of the folders above, up to the top of the repository; the nearest first."""
     found: list[tuple[Path, GitIgnoreSpec]] = []
     above = [folder, *folder.parents]
     top = next((number for number, path in enumerate(above) if (path / ".git").exists()), 0)
@@ -144,12 +144,12 @@ def _ignores_above(folder: Path) -> list[tuple[Path, GitIgnoreSpec]]:
 
 
 def _ignored(path: Path, directory: bool, ignores: list[tuple[Path, GitIgnoreSpec]]) -> bool:
-    """Whether a path is left out: the nearest file that says something decides."""
+    """Whether a path is excluded: the nearest .gitignore with a matching rule decides."""
     for folder, spec in ignores:
         name = path.relative_to(folder).as_posix() + ("/" if directory else "")
-        verdict = spec.check_file(name).include
-        if verdict is not None:
-            return verdict
+        ignored = spec.check_file(name).include
+        if ignored is not None:
+            return ignored
     return False
 
 
@@ -158,5 +158,5 @@ def _too_large(what: str, files: dict[str, Path]) -> str:
     names = ", ".join(f"{name} ({format_bytes(path.stat().st_size)})" for name, path in largest)
     return (
         f"{what}: more than the {format_bytes(MOST)} that can go with a job; the largest are {names}; "
-        "leave them out with a .gitignore"
+        "exclude them with a .gitignore"
     )

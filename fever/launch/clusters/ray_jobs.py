@@ -1,4 +1,4 @@
-"""Ray's Jobs API over HTTP, as far as fever uses it."""
+"""Ray's Jobs API over HTTP: the part of it that fever uses."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ OVER = {"SUCCEEDED": 0, "FAILED": 1, "STOPPED": 130}  # states in which a job ha
 
 
 class RayJobs:
-    """Ray's Jobs API, as far as fever uses it."""
+    """A client of Ray's Jobs API; raises Unreachable if there is no answer, ApiError if it is an error."""
 
     def __init__(self, url: str, token: str | None) -> None:
         self.url = url
-        own = urllib.request.ProxyHandler({} if "//127.0.0.1:" in url else None)  # a tunnel's end needs no proxy
+        own = urllib.request.ProxyHandler({} if "//127.0.0.1:" in url else None)  # a forwarded port needs no proxy
         self.opener = urllib.request.build_opener(own)
         self.headers = {"Authorization": f"Bearer {token}"} if token else {}
 
@@ -46,14 +46,14 @@ class RayJobs:
         try:
             return json.loads(text) if text else None
         except ValueError:
-            raise ApiError(200, "something that is not Ray's") from None
+            raise ApiError(200, "something that Ray would not say") from None
 
     def version(self) -> str:
-        """Ray's version there."""
+        """The version of Ray that answers."""
         return self._call("GET", "/api/version")["ray_version"]
 
     def upload(self, package: Package) -> None:
-        """Hand over an archive, unless it is there."""
+        """Upload an archive, unless Ray has it already."""
         place = f"/api/packages/{package.uri.replace('://', '/')}"
         try:
             self._call("GET", place)
@@ -65,7 +65,7 @@ class RayJobs:
         self._call("POST", "/api/jobs/", json.dumps(body).encode())
 
     def details(self, name: str) -> dict[str, Any] | None:
-        """What Ray knows of a job; None if it does not know it."""
+        """Ray's description of a job; None if Ray does not know it."""
         try:
             return self._call("GET", f"/api/jobs/{name}")
         except ApiError as error:
@@ -74,20 +74,20 @@ class RayJobs:
             raise
 
     def states(self) -> dict[str, str]:
-        """Ray's words for the states of all jobs that fever has submitted, by their names."""
+        """The states of all jobs that fever has submitted, in Ray's words, by job name."""
         rows = [(row.get("metadata") or {}, row["status"]) for row in self._call("GET", "/api/jobs/")]
         return {own["fever"]: status for own, status in rows if "fever" in own}
 
     def nodes(self) -> list[dict[str, Any]]:
-        """The machines, as Ray's page shows them."""
+        """The machines, as Ray's dashboard shows them."""
         return self._call("GET", "/nodes?view=summary")["data"]["summary"]
 
     def stop(self, name: str) -> None:
-        """Have a job told to end."""
+        """Tell a job to end; Ray kills it if it does not."""
         self._call("POST", f"/api/jobs/{name}/stop", b"")
 
     def forget(self, name: str) -> None:
-        """Take a job that has ended out of Ray's list."""
+        """Remove a job that has ended from Ray's list."""
         self._call("DELETE", f"/api/jobs/{name}")
 
     def logs(self, name: str) -> str:
@@ -95,7 +95,7 @@ class RayJobs:
         return self._call("GET", f"/api/jobs/{name}/logs")["logs"]
 
     def wait(self, name: str, seconds: float) -> str:
-        """Ray's word for how a job ended."""
+        """Wait for a job's end; returns its state in Ray's words. Raises FeverError after so many seconds."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if (status := (self.details(name) or {"status": "LOST"})["status"]) in (*OVER, "LOST"):
@@ -105,7 +105,7 @@ class RayJobs:
 
 
 class ApiError(FeverError):
-    """What Ray answered instead of what was asked for."""
+    """An HTTP error from Ray's Jobs API."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(f"Ray's jobs answered {code}: {text}")

@@ -1,7 +1,7 @@
-"""Calls of `agent.py` on other hosts, by the system's own `ssh`: its configuration, agents and jump hosts count.
+"""Runs `on_host/agent.py` on other hosts through the system's `ssh`, with its configuration, agents and jump hosts.
 
-The agent's source and the request go through standard input, so a token is in no command line, and nothing has to be
-installed on the host but Python.
+The agent's source and the request are sent through standard input. So no token is in a command line, and the host needs
+nothing but Python.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from importlib.resources import files as resources
 from typing import Any, BinaryIO, ClassVar
 
 from fever.errors import FeverError
-from fever.launch.on_host.agent import MARK
 from fever.launch.on_host.host import free_port
+from fever.runs.mirror import REPLY
 
 SETTINGS = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=10", "RemoteCommand=none", "ControlPath=none")
-ANSWER_SECONDS = 60.0  # for a host to answer, besides what it waits for
+ANSWER_SECONDS = 60.0  # for a host to answer, in addition to the time that the request itself may take
 OPTIONS = ("-T", *(word for setting in SETTINGS for word in ("-o", setting)))
-LOADER = (  # has neither quotes of the other kind nor anything that some shell would take for its own
+LOADER = (  # has no single quotes, and nothing that a shell would expand between them
     'import sys;sys.version_info>=(3,11) or sys.exit("fever-python "+sys.version.split()[0]);'
     "b=sys.stdin.buffer;exec(b.read(int(b.readline())))"
 )
@@ -40,7 +40,7 @@ MODULES = (
     "fever.runs.mirror",
     AGENT,
 )
-REASONS = {  # what ssh says -> what it means
+REASONS = {  # a pattern in what ssh prints -> what it means
     r"Could not resolve hostname": "there is no host of this name",
     r"IDENTIFICATION HAS CHANGED": "its host key has changed since you last connected; if it was set up anew, forget "
     "the old one with: ssh-keygen -R {host}",
@@ -58,7 +58,7 @@ class Unreachable(FeverError):
 
 
 def program() -> bytes:
-    """The agent as one text: the modules that it needs, made where it runs."""
+    """The agent as one Python program, which creates the modules that it needs."""
     lines = ["import json, sys, types"]
     for name in (*PACKAGES, *MODULES):
         package = name in PACKAGES
@@ -69,18 +69,18 @@ def program() -> bytes:
         lines += [f"setattr(sys.modules[{folder!r}], {module!r}, m)"] if folder else []
     lines += [
         "b = sys.stdin.buffer",
-        "sys.modules['fever.launch.on_host.agent'].main(json.loads(b.read(int(b.readline()))))",
+        f"sys.modules[{AGENT!r}].main(json.loads(b.read(int(b.readline()))))",
     ]
     return "\n".join(lines).encode()
 
 
 def shell_word(path: str) -> str:
-    """A path as a shell is told it, `~` being the home there."""
+    """A path quoted for the host's shell; `~` is the home folder on the host."""
     return f'"$HOME"/{shlex.quote(path[2:])}' if path[:2] == "~/" else shlex.quote(path)
 
 
 def command(python: str | None) -> str:
-    """What the host's shell is told to run: the Python that is named, or the first that is found."""
+    """The command for the host's shell: the given Python, or the first one that is found, running the loader."""
     candidates = [python] if python else [f"python3.{sys.version_info.minor}", "python3"]
     tries = " ".join(shell_word(name) for name in candidates)
     loop = f'for p in {tries}; do command -v "$p" > /dev/null 2>&1 && exec "$p" -c \'{LOADER}\'; done'
@@ -88,16 +88,16 @@ def command(python: str | None) -> str:
 
 
 class Call:
-    """One running agent."""
+    """A running agent on a host."""
 
-    running: ClassVar[set[Call]] = set()
+    running: ClassVar[set[Call]] = set()  # ended on Ctrl-C
 
     def __init__(
-        self, reach: list[str], request: dict[str, Any], python: str | None, forward: int = 0, port: int = 0
+        self, ssh_command: list[str], request: dict[str, Any], python: str | None, forward: int = 0, port: int = 0
     ) -> None:
-        """`reach`: the words of ssh that run a command there; `forward`: a port of the host's loopback device that
-        `port` of this one, or any that is free, leads to."""
-        self.host = reach[-1].rpartition("@")[2]
+        """`ssh_command`: the words of ssh that run a command on the host; `forward`: a port of the host's loopback
+        device, to which `port` of this machine, or any free one, is forwarded; 0: none."""
+        self.host = ssh_command[-1].rpartition("@")[2]
         self.port = port or (free_port() if forward else 0)
         words = [*OPTIONS]
         if forward:
@@ -105,11 +105,12 @@ class Call:
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - read when the call has ended
         try:
             self.process = subprocess.Popen(
-                [reach[0], *words, *reach[1:], command(python)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=self.errors, start_new_session=True,  # Ctrl-C is for us
+                [ssh_command[0], *words, *ssh_command[1:], command(python)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
+                start_new_session=True,  # Ctrl-C is for this process
             )  # fmt: skip
         except FileNotFoundError:
-            raise FeverError("there is no ssh here; install OpenSSH's client") from None
+            raise FeverError("ssh was not found on this machine; install OpenSSH's client") from None
         Call.running.add(self)
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -118,13 +119,13 @@ class Call:
         threading.Thread(target=self._send, args=(program(), json.dumps(request).encode()), daemon=True).start()
 
     def _send(self, *parts: bytes) -> None:
-        with suppress(OSError):  # the host's own words say why
+        with suppress(OSError):  # `reason` says why
             for part in parts:
                 self.requests.write(b"%d\n%s" % (len(part), part))
             self.requests.flush()
 
     def reply(self, seconds: float | None = None) -> dict[str, Any]:
-        """What the agent answers; what is wrong there, or with the way there, is raised as one sentence."""
+        """The agent's reply; raises FeverError with its error, Unreachable if there is none within so many seconds."""
         late = threading.Event()
 
         def give_up() -> None:
@@ -137,8 +138,8 @@ class Call:
             timer.start()
         try:
             for line in iter(self.answers.readline, b""):
-                if line.startswith(MARK.encode()):
-                    reply = json.loads(line[len(MARK) :])
+                if line.startswith(REPLY.encode()):
+                    reply = json.loads(line[len(REPLY) :])
                     if "error" in reply:
                         raise FeverError(reply["error"])
                     return reply
@@ -147,18 +148,18 @@ class Call:
         raise Unreachable(f"it does not answer within {seconds:.0f} s" if late.is_set() else self.reason())
 
     def reason(self) -> str:
-        """Why there is no answer, in words."""
+        """Why there is no reply, as a sentence."""
         try:
             self.process.wait(5)
-        except subprocess.TimeoutExpired:  # it is not ssh that ended
+        except subprocess.TimeoutExpired:  # the agent has ended, ssh has not
             self.process.terminate()
             self.process.wait()
         self.errors.seek(0)
-        said = self.errors.read().decode(errors="replace")
+        printed = self.errors.read().decode(errors="replace")
         for pattern, sentence in REASONS.items():
-            if found := re.search(pattern, said):
+            if found := re.search(pattern, printed):
                 return sentence.format(*found.groups(), host=self.host)
-        lines = [line for line in said.strip().splitlines() if not line.startswith("Warning:")]
+        lines = [line for line in printed.strip().splitlines() if not line.startswith("Warning:")]
         return lines[-1] if lines else "its connection broke"
 
     def close(self) -> None:
@@ -166,7 +167,7 @@ class Call:
         self.process.terminate()
         self.process.wait()
         for stream in (self.requests, self.answers, self.errors):
-            with suppress(OSError):  # what could not be sent any more
+            with suppress(OSError):  # what could not be sent
                 stream.close()
 
     def __enter__(self) -> Call:
@@ -176,15 +177,15 @@ class Call:
         self.close()
 
 
-def ask(reach: list[str], request: dict[str, Any], python: str | None = None) -> dict[str, Any]:
-    """One request and its reply; only setting up an environment may take its time."""
+def ask(ssh_command: list[str], request: dict[str, Any], python: str | None = None) -> dict[str, Any]:
+    """Run an agent for one request and return its reply; only the setup of an environment has no time limit."""
     limit = None if request["action"] == "install" else ANSWER_SECONDS + request.get("seconds", 0.0)
-    with Call(reach, request, python) as call:
+    with Call(ssh_command, request, python) as call:
         return call.reply(limit)
 
 
 def at_once(work: dict[str, Any]) -> dict[str, Any]:
-    """Call functions for several hosts at the same time; gives every host's result, or the FeverError it raised."""
+    """Call the functions of several hosts in parallel; a host's result may be the FeverError that it raised."""
 
     def one(function: Any) -> Any:
         try:
@@ -196,7 +197,7 @@ def at_once(work: dict[str, Any]) -> dict[str, Any]:
         futures = {host: pool.submit(one, function) for host, function in work.items()}
         try:
             return {host: future.result() for host, future in futures.items()}
-        except BaseException:  # Ctrl-C: nobody waits for the hosts any more
+        except BaseException:  # Ctrl-C: the replies are not needed
             for call in list(Call.running):
                 call.process.terminate()
             raise

@@ -1,4 +1,4 @@
-"""`fever tunnel`: a cluster's pages on this machine, and its runs kept up to date here."""
+"""`fever tunnel`: Ray's dashboard and TensorBoard on this machine, with the cluster's runs copied as they grow."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from pathlib import Path
 
 from fever.errors import FeverError
 from fever.launch.clusters.jobs import jobs_of
-from fever.launch.clusters.link import Connection, Link
+from fever.launch.clusters.link import Link, SshLink
+from fever.launch.clusters.record import ClusterRecord
 from fever.launch.clusters.ssh import Unreachable
-from fever.launch.clusters.ssh_up import Record
 from fever.launch.jobs import Job
 from fever.launch.on_host.host import free_port
 from fever.system import start
 
-DASHBOARD, BOARD = 8265, 6006  # the ports that people know
-SYNC_SECONDS = 2.0
+DASHBOARD, BOARD = 8265, 6006  # the usual ports of Ray's dashboard and TensorBoard
+SYNC_SECONDS = 2.0  # between two copies
 
 
-def open_tunnel(record: Record, port: int | None) -> None:
-    """Forward, mirror and serve until Ctrl-C or the connection breaks."""
-    said: set[str] = set()
-    with Connection(record, usable_port(port, DASHBOARD)) as connection, Board() as board:
-        print(f"Ray dashboard  http://127.0.0.1:{connection.call.port}  its token: {record.folder / 'token'}")
+def open_tunnel(record: ClusterRecord, port: int | None) -> None:
+    """Forward ports and copy runs until Ctrl-C, or until the connection breaks."""
+    reported: set[str] = set()
+    with SshLink(record, usable_port(port, DASHBOARD)) as link, TensorBoard() as board:
+        print(f"Ray dashboard  http://127.0.0.1:{link.call.port}  its token: {record.folder / 'token'}")
         board.show({job.run.parent for job in jobs_of(record)})
         print("runs           " + (", ".join(str(job.run) for job in jobs_of(record)) or "none yet"))
         print("Ctrl-C closes it; nothing on the cluster changes", flush=True)
@@ -37,26 +37,26 @@ def open_tunnel(record: Record, port: int | None) -> None:
                 board.show({job.run.parent for job in own})
                 for job in own:
                     if not job.home:
-                        keep_up(connection, job, said)
+                        copy_new(link, job, reported)
                 time.sleep(SYNC_SECONDS)
         except KeyboardInterrupt:
             print()
 
 
-def keep_up(link: Link, job: Job, said: set[str]) -> None:
-    """Bring home what is new of a job; what keeps it from coming is said once and does not hold up the others."""
+def copy_new(link: Link, job: Job, reported: set[str]) -> None:
+    """Copy what is new of a job; a problem is printed once and does not keep the other jobs from being copied."""
     try:
         link.look(job)
     except Unreachable:
         raise
     except FeverError as error:
-        if (sentence := f"{job.name}: {error}") not in said:
-            said.add(sentence)
+        if (sentence := f"{job.name}: {error}") not in reported:
+            reported.add(sentence)
             print(sentence, flush=True)
 
 
 def usable_port(wanted: int | None, usual: int) -> int:
-    """The port that is wanted, or the usual one, or any if that is taken."""
+    """The wanted port, or else the usual one, or any free one if that is taken."""
     port = wanted or usual
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -69,8 +69,8 @@ def usable_port(wanted: int | None, usual: int) -> int:
     return port
 
 
-class Board:
-    """TensorBoard over the folders of runs, if it is installed here; started anew when there are more of them."""
+class TensorBoard:
+    """TensorBoard on the folders of runs, if it is installed; restarted when there is another folder."""
 
     def __init__(self) -> None:
         own = Path(sys.executable).with_name("tensorboard")
@@ -85,7 +85,7 @@ class Board:
         if self.program is None:
             print("TensorBoard    is not installed here: pip install tensorboard", flush=True)
         elif not folders:
-            print("TensorBoard    comes with the first run", flush=True)
+            print("TensorBoard    starts with the first run", flush=True)
         else:
             self._start(self.program, sorted(folders))
         self.folders = folders
@@ -105,7 +105,7 @@ class Board:
             self.process.terminate()
             self.process.wait()
 
-    def __enter__(self) -> Board:
+    def __enter__(self) -> TensorBoard:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -7,7 +7,7 @@ import time
 
 from fever.errors import FeverError
 from fever.job import ENDED, QUEUED, RUNNING
-from fever.launch.clusters.link import UNKNOWN, Down, Link, connect
+from fever.launch.clusters.link import UNKNOWN, ClusterDown, Link, connect
 from fever.launch.clusters.ray_jobs import ApiError
 from fever.launch.clusters.ssh import Unreachable
 from fever.launch.jobs import Job, JobWatch, resume_words
@@ -48,7 +48,7 @@ class ClusterWatch(JobWatch):
         try:
             self.connection = self.connection or connect(self.job)
             status = self.connection.look(self.job)
-        except Down:
+        except ClusterDown:
             if self.job.code is None:
                 self.state, self.reason = ENDED, "its cluster is down"
             return

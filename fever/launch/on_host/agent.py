@@ -1,11 +1,13 @@
-"""What fever does on a host that it reaches by ssh. The source is sent along with every call (`launch/ssh.py`), so it
-uses nothing but the standard library, `host.py` and `files.py`, and nothing of fever has to be installed there.
+"""What fever does on a host that it reaches by ssh.
 
-    look      what the host is like, and whether a node of this cluster runs on it
-    install   make the environment that Ray and the training run in, once for a set of versions
-    start     start a node of Ray that outlives the connection, with a keeper that cleans up after it
-    stop      end it, and say what is left
-    serve     answer about files until the connection closes (`files.py`)
+The source is sent along with every call (`clusters/ssh.py`), so nothing of fever has to be installed on the host. This
+module, `host.py` and `runs/mirror.py` use the standard library only: locks are fcntl's, not filelock's.
+
+    look      describe the host, and the node of this cluster that runs on it
+    install   set up the environment that Ray and the training run in, once for a set of versions
+    start     start a node of Ray that outlives the connection, with a daemon that cleans up after it
+    stop      end it, and report what is left
+    serve     answer the requests of a mirror until the connection closes (`runs/mirror.py`)
 """
 
 from __future__ import annotations
@@ -32,9 +34,8 @@ from fever import system
 from fever.errors import FeverError
 from fever.files import write_whole
 from fever.launch.on_host import host
-from fever.runs import mirror as files
+from fever.runs import mirror
 
-MARK = files.REPLY  # before a reply: shells' start-up files may print lines too
 FACTS = """
 import json, platform
 from importlib.metadata import PackageNotFoundError, version
@@ -47,39 +48,40 @@ for package in ("ray", "jax"):
 print(json.dumps(found))
 """
 LEAST_HOME, LEAST_SCRATCH = 3e9, 5e8  # bytes that an environment and a node of Ray need
-STOP_SECONDS = 15.0  # for a keeper to clean up
-LOOK_SECONDS = 0.25  # over which cores in use are counted
+STOP_SECONDS = 15.0  # for a daemon to clean up
+LOOK_SECONDS = 0.25  # over which the use of cores is measured
 
 
 def main(request: dict[str, Any]) -> None:
-    """Do what is asked and print the reply; a mistake is a reply too."""
-    print(flush=True)  # a shell's start-up files may have left a line without its end
+    """Do what the request asks and print the reply; an error is a reply as well."""
+    print(flush=True)  # a shell's start-up files may have printed a line without its end
     try:
         reply = ACTIONS[request["action"]](request)
     except FeverError as error:
         reply = {"error": str(error)}
     except OSError as error:
         reply = {"error": f"{error.filename}: {error.strerror}" if error.filename else str(error)}
-    except Exception:  # noqa: BLE001 - whatever it is, the other side prints it
+    except Exception:  # noqa: BLE001 - printed where the call was made
         reply = {"error": traceback.format_exc()}
     say(reply)
 
 
 def say(reply: dict[str, Any]) -> None:
-    sys.stdout.write(MARK + json.dumps(reply) + "\n")
+    """Print a reply, marked: shells' start-up files may print lines, too."""
+    sys.stdout.write(mirror.REPLY + json.dumps(reply) + "\n")
     sys.stdout.flush()
 
 
-# the host and its environment
+# the host and its Python environment
 
 
 def home() -> Path:
-    """The folder of this user's that outlives clusters."""
+    """The folder of this user's files that outlive clusters."""
     return Path(os.path.expanduser("~/.fever"))
 
 
 def look(request: dict[str, Any]) -> dict[str, Any]:
-    """What the host is like."""
+    """Describe the host: cores, Python, free disk space in bytes, and its node of this cluster."""
     python = interpreter(request)
     scratch = host.scratch_folder(request["scratch"])
     return {
@@ -95,11 +97,11 @@ def look(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def interpreter(request: dict[str, Any]) -> str | None:
-    """The Python that Ray is to run with; None if its environment is not there yet."""
+    """The Python that Ray is to run with; None if its environment has not been set up."""
     if request.get("python"):
         found = shutil.which(os.path.expanduser(request["python"]))
         if found is None:
-            raise FeverError(f"there is no {request['python']}")
+            raise FeverError(f"{request['python']} was not found on it")
         return found
     python = environment(request) / "bin" / "python"
     ready = (environment(request) / ".ready").exists() and os.access(python, os.X_OK)
@@ -107,13 +109,13 @@ def interpreter(request: dict[str, Any]) -> str | None:
 
 
 def environment(request: dict[str, Any]) -> Path:
-    """The folder of an environment, for this Python on this kind of machine: others may share the home."""
+    """The folder of an environment for this Python and processor; other kinds of machines may share the home folder."""
     kind = f"{sys.version_info.major}.{sys.version_info.minor}-{platform.machine()}"
     return home() / "environments" / f"{request['environment']}-{kind}"
 
 
 def versions(python: str) -> dict[str, str]:
-    """What a Python has, without importing any of it."""
+    """Versions of a Python and of its packages, without importing them."""
     try:
         done = subprocess.run([python, "-c", FACTS], capture_output=True, text=True)
     except OSError as error:
@@ -124,17 +126,17 @@ def versions(python: str) -> dict[str, str]:
 
 
 def free(folder: Path) -> float:
-    """Bytes free on the disk of a folder, which need not exist yet."""
+    """Free bytes on the disk of a folder, which need not exist yet."""
     return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
 
 
-def require_room(folder: Path, least: float) -> None:
-    if (room := free(folder)) < least:
-        raise FeverError(f"its disk is full: {folder} has {room / 1e9:.1f} GB, {least / 1e9:.1f} GB are needed")
+def require_space(folder: Path, least: float) -> None:
+    if (space := free(folder)) < least:
+        raise FeverError(f"its disk is full: {folder} has {space / 1e9:.1f} GB, {least / 1e9:.1f} GB are needed")
 
 
 def busy_cores() -> float:
-    """Cores that are in use here, by whatever runs."""
+    """Cores that are in use on this host, by any process."""
 
     def ticks() -> float:
         fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
@@ -146,14 +148,14 @@ def busy_cores() -> float:
 
 
 def install(request: dict[str, Any]) -> dict[str, Any]:
-    """Make the environment, unless it is there; hosts that share a home make it once."""
+    """Set up the environment, unless it exists; hosts that share a home folder do so once."""
     folder, began = environment(request), time.monotonic()
     folder.parent.mkdir(parents=True, exist_ok=True)
     threading.Thread(target=_end_with_connection, daemon=True).start()
     with open(f"{folder}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / ".ready").exists():
-            require_room(folder, LEAST_HOME)
+            require_space(folder, LEAST_HOME)
             shutil.rmtree(folder, ignore_errors=True)
             try:
                 _install(request, folder)
@@ -165,7 +167,7 @@ def install(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _end_with_connection() -> None:
-    """Nobody waits for this any more when the connection closes: end, with all that was started."""
+    """End this process and all that it started when the connection closes, since nobody waits for the result."""
     while os.read(0, 1 << 16):
         pass
     system.end_orphans()
@@ -180,7 +182,7 @@ def _install(request: dict[str, Any], folder: Path) -> None:
     if request["wheels"]:
         wheels = os.path.expanduser(request["wheels"])
         if not os.path.isdir(wheels):
-            raise FeverError(f"there is no folder of wheels {wheels}")
+            raise FeverError(f"wheels: {wheels} is not a folder on it")
         words += ["--no-index", "--find-links", wheels]
     _run([*words, *request["requirements"]])
     (folder / ".ready").touch()
@@ -190,28 +192,28 @@ def _run(words: list[str]) -> None:
     done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         lines = [line for line in done.stdout.splitlines() if "ERROR" in line] or [last_line(done.stdout)]
-        raise FeverError(f"its environment cannot be made: {lines[0].strip()}")
+        raise FeverError(f"its environment cannot be set up: {lines[0].strip()}")
 
 
 def last_line(text: str) -> str:
-    return (text.strip().splitlines() or ["it says nothing"])[-1]
+    return (text.strip().splitlines() or ["it printed nothing"])[-1]
 
 
 # the node of Ray
 
 
 def scratch_folders(request: dict[str, Any]) -> set[Path]:
-    """Where temporary folders of this host's nodes may be."""
+    """Folders in which this host's nodes may have their temporary folders."""
     return {host.scratch_folder(request["scratch"]), host.FALLBACK}
 
 
 def noted_nodes(request: dict[str, Any]) -> list[dict[str, Any]]:
-    """The nodes of a cluster that this user has on this host, those that were killed included."""
+    """The nodes of a cluster that have a temporary folder of this user's on this host, killed ones included."""
     found = []
     for path in (path for folder in scratch_folders(request) for path in folder.glob(f"{host.PREFIX}*/node.json")):
         with suppress(OSError, ValueError):
             if {path.stat().st_uid, path.parent.stat().st_uid} != {os.getuid()}:
-                continue  # somebody else's, made to look like ours perhaps
+                continue  # of another user, perhaps made to look like ours
             node = json.loads(path.read_text())
             if (node["cluster"], node["host"]) == (request["cluster"], socket.gethostname()):
                 found.append(node)
@@ -219,7 +221,7 @@ def noted_nodes(request: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def find_nodes(request: dict[str, Any]) -> list[dict[str, Any]]:
-    """Those of them that run, or are just starting or ending; there is one at most, unless something went wrong."""
+    """The nodes whose daemon runs: starting, up or ending. There is at most one, unless something went wrong."""
     return [node for node in noted_nodes(request) if system.alive(node["pid"], node["began"])]
 
 
@@ -229,23 +231,23 @@ def find_node(request: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def start(request: dict[str, Any]) -> dict[str, Any]:
-    """Start this host's node and wait until it has joined; returns what it is. Does nothing if it runs."""
+    """Start this host's node, unless it runs; returns its description once it has joined the cluster."""
     if (node := find_node(request)) is not None and (not request["head"] or node["address"] == request["head"]):
         return node
-    stop(request)  # of another head, or one that never came up
-    require_room(host.scratch_folder(request["scratch"]), LEAST_SCRATCH)
+    stop(request)  # a node of another head, or one that never came up
+    require_space(host.scratch_folder(request["scratch"]), LEAST_SCRATCH)
     reader, writer = os.pipe()
     if os.fork() == 0:
         os.close(reader)
         code = 1
         try:
             os.setsid()
-            code = Keeper(request, writer).run()
+            code = HostDaemon(request, writer).run()
         finally:
             os._exit(code)
     os.close(writer)
     ready = select.select([reader, 0], [], [], request["seconds"])[0]
-    if reader not in ready:  # the keeper notices that nobody reads what it answers, and ends too
+    if reader not in ready:  # the daemon ends, too, when it cannot write its answer
         stop(request)
         raise FeverError("interrupted" if ready else f"Ray did not start within {request['seconds']:.0f} s")
     with open(reader) as lines:
@@ -255,18 +257,18 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
     return reply
 
 
-class Keeper:
-    """The process that stays: starts Ray, waits for its end or for being told to stop, and leaves nothing behind."""
+class HostDaemon:
+    """The process that stays on a host: starts Ray, waits for its end or for a signal, and cleans up."""
 
     def __init__(self, request: dict[str, Any], writer: int) -> None:
         self.request, self.writer = request, writer
-        self.told = False
+        self.stopping = False
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._tell)
+            signal.signal(number, self._on_signal)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
-    def _tell(self, number: int, frame: Any) -> None:
-        self.told = True
+    def _on_signal(self, number: int, frame: Any) -> None:
+        self.stopping = True
 
     def run(self) -> int:
         system.adopt_orphans()
@@ -275,14 +277,14 @@ class Keeper:
         try:
             try:
                 scratch = host.Scratch(self.request["scratch"])
-                self._let_go(scratch.path / "log.txt")
+                self._detach(scratch.path / "log.txt")
                 self._note(scratch)
                 ray = self._start_ray(scratch)
-            except Exception as error:  # noqa: BLE001 - whatever it is, those who wait for the start want to know
+            except Exception as error:  # noqa: BLE001 - reported by the call that waits for the start
                 self._answer({"error": str(error)})
                 return 1
             self._answer(self._await_ray(scratch, ray))
-            while not self.told and ray.poll() is None:
+            while not self.stopping and ray.poll() is None:
                 time.sleep(0.1)
         finally:
             if ray is not None:
@@ -292,14 +294,14 @@ class Keeper:
                 scratch.remove()
         return 0
 
-    def _let_go(self, log: Path) -> None:
-        """Nothing of the connection is held, so that it can close; what Ray prints is kept."""
+    def _detach(self, log: Path) -> None:
+        """Replace the standard streams, so that the connection can close; output goes to a log."""
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         for descriptor, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, output), (2, output)):
             os.dup2(source, descriptor)
 
     def _note(self, scratch: host.Scratch, **more: Any) -> dict[str, Any]:
-        """Write down what runs here, for later calls to find."""
+        """Write node.json, by which later calls find this node."""
         own = {"cluster": self.request["cluster"], "host": socket.gethostname(), "pid": os.getpid()}
         own |= {"interpreter": self.request["interpreter"]}
         node = {**own, "began": system.began(os.getpid()), "since": time.time(), "scratch": str(scratch.path), **more}
@@ -324,20 +326,20 @@ class Keeper:
         return system.start(command, environ, stdin=subprocess.DEVNULL, cwd=os.path.expanduser("~"))
 
     def _await_ray(self, scratch: host.Scratch, ray: subprocess.Popen[bytes]) -> dict[str, Any]:
-        """What is told to those who wait for the start."""
-        while not self.told and ray.poll() is None:
+        """Wait until Ray has started; returns the node's description, or an error."""
+        while not self.stopping and ray.poll() is None:
             cluster = host.cluster_of(scratch.ray)
-            if cluster is not None and (not self.dashboard or self._page_answers()):
+            if cluster is not None and (not self.dashboard or self._dashboard_answers()):
                 return self._note(scratch, address=cluster, dashboard=self.dashboard, cores=self.cores)
             time.sleep(0.05)
-        said = (scratch.path / "log.txt").read_text(errors="replace").strip().splitlines()[-3:]
-        self.told = True
-        return {"error": f"Ray did not start: {' | '.join(said)}"}
+        printed = (scratch.path / "log.txt").read_text(errors="replace").strip().splitlines()[-3:]
+        self.stopping = True
+        return {"error": f"Ray did not start: {' | '.join(printed)}"}
 
-    def _page_answers(self) -> bool:
+    def _dashboard_answers(self) -> bool:
         url = f"http://127.0.0.1:{self.dashboard}/api/version"
         header = {"Authorization": f"Bearer {self.request['token']}"}
-        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy is not to see the token
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy must not see the token
         try:
             with direct.open(urllib.request.Request(url, headers=header), timeout=2) as answer:
                 return answer.status == 200
@@ -345,16 +347,16 @@ class Keeper:
             return False
 
     def _answer(self, reply: dict[str, Any]) -> None:
-        """Tell the process that waits for this; if it is gone, nobody wants this node."""
+        """Report to the process that waits for the start; if that is gone, this node is not wanted."""
         try:
             os.write(self.writer, json.dumps(reply).encode())
             os.close(self.writer)
         except OSError:
-            self.told = True
+            self.stopping = True
 
 
 def stop(request: dict[str, Any]) -> dict[str, Any]:
-    """End this host's node, and remove the folder of one that was killed; returns what is left."""
+    """End this host's node, and remove the folders of killed ones; returns what is left."""
     left = [thing for node in find_nodes(request) for thing in _stop(node)]
     for folder in scratch_folders(request):
         host.sweep(folder)
@@ -374,9 +376,9 @@ def _stop(node: dict[str, Any]) -> list[str]:
 
 
 def serve(request: dict[str, Any]) -> dict[str, Any]:
-    """Answer about files until the other side closes; what is said first is that the connection stands."""
+    """Report that the connection is ready, then answer the requests of a mirror until it closes."""
     say({"ready": True})
-    files.serve(sys.stdin.buffer, sys.stdout.buffer)
+    mirror.serve(sys.stdin.buffer, sys.stdout.buffer)
     return {}
 
 

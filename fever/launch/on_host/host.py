@@ -1,4 +1,7 @@
-"""This host, as one of a job's: addresses, cores and versions, its temporary folder, and ending what was started."""
+"""This host as part of a job or a cluster: addresses, cores, versions, temporary folders, and Ray's command line.
+
+Uses the standard library only, since it is sent to hosts over ssh; so locks are fcntl's and not filelock's.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,13 @@ from fever.errors import FeverError
 
 PREFIX = "fever-ray-"
 FALLBACK = Path("/tmp")  # for temporary folders that cannot be where they should
-LONGEST = 43  # bytes of Ray's temporary folder: the sockets below it have names of up to 107
-STALE_SECONDS = 3600.0  # after which a folder without an owner is nobody's
-OPEN_FILES = 65536  # that a node of Ray with many workers may want
+LONGEST = 43  # bytes of Ray's temporary folder: the paths of the sockets below it may have 107 bytes
+STALE_SECONDS = 3600.0  # after which a folder without an owner is removed
+OPEN_FILES = 65536  # that a node of Ray with many workers may need
 
 
 def describe_host() -> dict[str, Any]:
-    """What the other ranks need to know of this one."""
+    """What the other ranks need to know of this host."""
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -38,10 +41,10 @@ def describe_host() -> dict[str, Any]:
 
 
 def allowed_cpus() -> list[int]:
-    """The cores that this job may use here, though a launcher may have bound this rank to a few of them."""
+    """The cores that this job may use here; a launcher may have bound this rank to fewer."""
     bound = os.sched_getaffinity(0)
     with suppress(OSError):
-        os.sched_setaffinity(0, range(os.cpu_count() or 1))  # the kernel takes away what is not the job's
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))  # the kernel leaves out what is not the job's
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, bound)
     return sorted(allowed)
@@ -70,7 +73,7 @@ def interfaces() -> dict[str, str]:
 
 
 def own_address(interface: str | None, towards: str | None = None) -> str:
-    """The address that Ray is to use here: of that interface, on the way to the head, or what the host's name means."""
+    """The address that Ray is to use here: the interface's, the one that faces the head, or the host name's."""
     known = interfaces()
     if interface is not None:
         if interface not in known:
@@ -91,7 +94,7 @@ def own_address(interface: str | None, towards: str | None = None) -> str:
 
 
 def raise_limits() -> str | None:
-    """Allow as many open files as this user may have; a sentence if that is few."""
+    """Raise the limit of open files as far as this user may; returns a warning if it remains low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -100,7 +103,7 @@ def raise_limits() -> str | None:
 
 
 def shared_memory() -> int | None:
-    """Bytes for Ray's object store where /dev/shm is so small that Ray would use the disk; None: Ray's own choice."""
+    """Bytes for Ray's object store if /dev/shm is so small that Ray would use the disk; None: Ray's default."""
     with suppress(OSError):
         free = shutil.disk_usage("/dev/shm").free
         if 200e6 < free < 0.35 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
@@ -109,26 +112,26 @@ def shared_memory() -> int | None:
 
 
 def scratch_folder(setting: str) -> Path:
-    """Where a host's temporary folders are to be; variables and ~ are understood."""
+    """The folder for temporary folders on this host; environment variables and ~ are expanded."""
     return Path(os.path.expandvars(setting)).expanduser()
 
 
 def free_port() -> int:
-    """A port of the loopback device that nobody uses."""
+    """A free port of the loopback device."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 class Scratch:
-    """A short temporary folder of this job's on this host; its owner holds a lock in it."""
+    """A temporary folder with a short path on this host; its owner holds a lock in it."""
 
     def __init__(self, parent: str) -> None:
         self.note = ""
         folder = scratch_folder(parent)
         name = f"{PREFIX}{secrets.token_hex(3)}"
         if len(str(folder / name / "r")) > LONGEST or not folder.is_dir():
-            self.note = f"scratch {folder} is too long a path for Ray or not there; {FALLBACK} is used"
+            self.note = f"scratch {folder} is too long a path for Ray or does not exist; {FALLBACK} is used"
             folder = FALLBACK
         sweep(folder)
         hidden, self.path = folder / f".{name}", folder / name
@@ -136,25 +139,25 @@ class Scratch:
             hidden.mkdir(mode=0o700)
             self.lock: IO[str] = open(hidden / "owner", "w")  # noqa: SIM115 - held as long as the folder is in use
             fcntl.flock(self.lock, fcntl.LOCK_EX)
-            hidden.rename(self.path)  # seen by others only once it is locked
+            hidden.rename(self.path)  # `sweep` sees it only once it is locked
         except OSError as error:
             reason = f"{folder} cannot be used on {socket.gethostname()}: {error.strerror}"
             raise FeverError(f"{reason}; set scratch to a folder that can") from error
 
     @property
     def ray(self) -> Path:
-        """Ray's own folder, which Ray opens to everybody: in one that only this user can enter."""
+        """Ray's own folder. Ray makes it readable for everybody, so it is in a folder that only this user can enter."""
         return self.path / "r"
 
     def remove(self) -> None:
         deadline = time.monotonic() + 1.0
-        while self.path.exists() and time.monotonic() < deadline:  # something may still have written into it
+        while self.path.exists() and time.monotonic() < deadline:  # processes that are ending may still write into it
             shutil.rmtree(self.path, ignore_errors=True)
         self.lock.close()
 
 
 def sweep(folder: Path) -> None:
-    """Remove what owners left who were killed before they could do so themselves."""
+    """Remove the temporary folders of owners that were killed."""
     for path in folder.glob(f"{PREFIX}*"):
         with suppress(OSError):
             if path.lstat().st_uid != os.getuid():
@@ -170,21 +173,22 @@ def sweep(folder: Path) -> None:
 
 # Ray
 
-# `ray start` without the server for Ray Client, which no option turns off, which takes a Python process of its own, and
-# a fixed port on which the heads of two clusters on one machine would meet.
+# `ray start` without the server of Ray Client, which no option turns off. It takes a Python process, and a fixed port
+# that the heads of two clusters on one machine would both use.
 RAY_START = (
     "from ray.scripts import scripts; scripts.get_ray_client_dependency_error = lambda: ImportError(); scripts.main()"
 )
 
 
 def ray_command(python: str, folder: Path, address: str, cores: int, head: str | None, dashboard: int = 0) -> list[str]:
-    """Start one node of Ray in the foreground: in a folder of its own, on ports of its own.
+    """The command line of one node of Ray, which runs in the foreground in this folder and on ports of its own.
 
-    `head`: the cluster to join; None: this is its head, with a page on this port of the loopback device, or none.
+    `head`: the address of the cluster to join; None: this is its head, with a dashboard on this port of the loopback
+    device, 0: none.
     """
     words = [python, "-c", RAY_START, "start", "--block", "--disable-usage-stats", "--include-log-monitor=false"]
     words += [f"--temp-dir={folder}", f"--node-ip-address={address}", f"--num-cpus={cores}"]
-    words += ["--dashboard-agent-listen-port=0"]  # the only port that is not drawn by itself
+    words += ["--dashboard-agent-listen-port=0"]  # the only port that is not chosen automatically
     words += [f"--object-store-memory={room}"] if (room := shared_memory()) else []
     if head is not None:
         return [*words, f"--address={head}"]
@@ -193,7 +197,7 @@ def ray_command(python: str, folder: Path, address: str, cores: int, head: str |
 
 
 def cluster_of(folder: Path) -> str | None:
-    """Where the cluster is that the node of Ray in this folder belongs to; None while it starts."""
+    """The address of the cluster that the node of Ray in this folder belongs to; None while it starts."""
     try:
         return (folder / "ray_current_cluster").read_text().strip() or None
     except OSError:

@@ -16,11 +16,11 @@ import yaml
 
 from fever.config import validate
 from fever.errors import FeverError
-from fever.launch import aws
+from fever.launch.aws import cluster, launcher, leftovers, resources
 from fever.launch.aws import config as aws_config
-from fever.launch.aws import launcher, leftovers, resources
+from fever.launch.aws.leftovers import find_leftovers, remove_leftovers
 from fever.launch.aws.resources import Facts, Names
-from fever.launch.targets import Aws
+from fever.launch.aws.target import Aws
 from tests.lab.cloud import REGION, Call, Permissions, own_roles
 
 pytest.importorskip("boto3")
@@ -121,12 +121,12 @@ def test_installs_exactly_what_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_the_policy_is_documented_statement_by_statement() -> None:
-    statements = aws.policy()["Statement"]
-    assert [row["Sid"] for row in statements] == list(aws.explain_policy())
+    statements = aws_config.policy()["Statement"]
+    assert [row["Sid"] for row in statements] == list(aws_config.explain_policy())
     assert all(set(row) <= {"Sid", "Effect", "Action", "Resource", "Condition"} for row in statements)
-    assert "arn:aws-cn:ec2" in json.dumps(aws.policy("cn-north-1"))
+    assert "arn:aws-cn:ec2" in json.dumps(aws_config.policy("cn-north-1"))
     with pytest.raises(FeverError, match="AWS has no region 'nowhere'"):
-        aws.policy("nowhere")
+        aws_config.policy("nowhere")
 
 
 def test_permissions_of_the_lab_look_at_tags() -> None:
@@ -161,21 +161,21 @@ bash: /nonexistent/python: No such file or directory
 
 
 def test_the_reason_is_found_in_the_launchers_log() -> None:
-    assert "You have requested more vCPU capacity" in launcher.last_words(LAUNCH_FAILED)
-    assert launcher.last_words(COMMAND_FAILED) == "bash: /nonexistent/python: No such file or directory"
-    assert launcher.last_words("Traceback\nKeyError: 'x'\n") == "Traceback; KeyError: 'x'"
-    assert launcher.last_words("") == "it said nothing"
+    assert "You have requested more vCPU capacity" in launcher.failure_reason(LAUNCH_FAILED)
+    assert launcher.failure_reason(COMMAND_FAILED) == "bash: /nonexistent/python: No such file or directory"
+    assert launcher.failure_reason("Traceback\nKeyError: 'x'\n") == "Traceback; KeyError: 'x'"
+    assert launcher.failure_reason("") == "it printed nothing"
 
 
 def test_prices() -> None:
-    table = json.loads(Path(aws.__file__).with_name("prices.json").read_text())
-    assert aws.price(table, REGION, "m5.large", spot=False, disk=0) == 0.096
-    assert aws.price(table, REGION, "m5.2xlarge", spot=False, disk=0) == 0.384
-    assert aws.price(table, REGION, "g5.xlarge", spot=False, disk=0) == 1.006
-    assert aws.price(table, REGION, "m5.large", spot=True, disk=0) == pytest.approx(0.0384)
-    assert aws.price(table, REGION, "m5.large", spot=False, disk=730) == pytest.approx(0.096 + 0.08)
-    assert aws.price(table, REGION, "x9.large", spot=False, disk=50) is None
-    assert aws.price(table, "mars-north-1", "m5.large", spot=False, disk=50) is None
+    table = json.loads(Path(cluster.__file__).with_name("prices.json").read_text())
+    assert cluster.price(table, REGION, "m5.large", spot=False, disk=0) == 0.096
+    assert cluster.price(table, REGION, "m5.2xlarge", spot=False, disk=0) == 0.384
+    assert cluster.price(table, REGION, "g5.xlarge", spot=False, disk=0) == 1.006
+    assert cluster.price(table, REGION, "m5.large", spot=True, disk=0) == pytest.approx(0.0384)
+    assert cluster.price(table, REGION, "m5.large", spot=False, disk=730) == pytest.approx(0.096 + 0.08)
+    assert cluster.price(table, REGION, "x9.large", spot=False, disk=50) is None
+    assert cluster.price(table, "mars-north-1", "m5.large", spot=False, disk=50) is None
 
 
 # against moto, without Ray
@@ -196,9 +196,9 @@ class Account:
         self.ec2, self.iam = self.clients.ec2, self.clients.iam
         self.image = self.register_image("20250101")
         monkeypatch.setattr(resources, "CANONICAL", "123456789012")
-        monkeypatch.setattr(aws, "run_ray", self.launch)
-        monkeypatch.setattr(aws, "PROGRAMS", ())
-        monkeypatch.setattr(aws, "PROFILE_SECONDS", 0.0)
+        monkeypatch.setattr(cluster, "run_ray", self.launch)
+        monkeypatch.setattr(cluster, "PROGRAMS", ())
+        monkeypatch.setattr(cluster, "PROFILE_SECONDS", 0.0)
         monkeypatch.setattr(leftovers, "GROUP_SECONDS", 0.0)
 
     def register_image(self, date: str) -> str:
@@ -229,10 +229,10 @@ class Account:
         return made["Instances"][0]["InstanceId"]
 
     def up(self, **more: Any) -> dict[str, Any]:
-        return aws.up(make_target(**more), "one", self.folder, self.token, self.said.append)
+        return cluster.up(make_target(**more), "one", self.folder, self.token, self.said.append)
 
     def down(self) -> list[str]:
-        return aws.down(make_target(), "one", self.folder, self.said.append)
+        return cluster.down(make_target(), "one", self.folder, self.said.append)
 
     def interrupt(self, operation: str, error: BaseException | None = None) -> None:
         """Have this call, which is carried out, be the last before Ctrl-C; or have it fail."""
@@ -251,7 +251,7 @@ class Account:
         self.monkeypatch.setattr(botocore.client.BaseClient, "_make_api_call", call)
 
     def nothing_is_left(self) -> bool:
-        assert aws.find_leftovers(REGION) == []
+        assert find_leftovers(REGION) == []
         assert not any(row["State"]["Name"] != "terminated" for row in resources.list_instances(self.clients))
         assert {path.name for path in self.folder.iterdir()} <= {"up.log", "down.log"}
         return not self.ec2.describe_key_pairs()["KeyPairs"] and not own_roles(self.iam.list_roles())
@@ -300,7 +300,7 @@ def test_up_makes_what_is_needed_and_no_more(account: Account) -> None:
     assert "secret" not in json.dumps(config)
     assert (account.folder / "files" / "token").read_text() == "secret"
     assert stat.S_IMODE((account.folder / "files" / "token").stat().st_mode) == 0o600
-    head, worker = aws.status(make_target(), "one", account.folder)["instances"]
+    head, worker = cluster.status(make_target(), "one", account.folder)["instances"]
     assert (head["role"], head["spot"], worker["role"], worker["spot"]) == ("head", False, "worker", True)
     assert account.down() == []
     assert account.nothing_is_left()
@@ -309,14 +309,14 @@ def test_up_makes_what_is_needed_and_no_more(account: Account) -> None:
 
 def test_up_again_keeps_what_is_there_and_lets_in_a_new_address(account: Account) -> None:
     first = account.up()
-    account.monkeypatch.setattr(aws, "_ray_runs", lambda *_: True)
+    account.monkeypatch.setattr(cluster, "_ray_runs", lambda *_: True)
     second = account.up(allow="5.6.7.8/32")
     assert (first["id"], first["ssh"], first["began"]) == (second["id"], second["ssh"], second["began"])
     assert "--no-restart" in account.launches[1]
     groups = account.ec2.describe_security_groups()["SecurityGroups"]
     mine = [group for group in groups if group["GroupName"].startswith("fever-")]
     assert [row["CidrIp"] for rule in mine[0]["IpPermissions"] for row in rule["IpRanges"]] == ["5.6.7.8/32"]
-    account.monkeypatch.setattr(aws, "_ray_runs", lambda *_: False)
+    account.monkeypatch.setattr(cluster, "_ray_runs", lambda *_: False)
     account.up(allow="5.6.7.8/32")
     assert "--no-restart" not in account.launches[2]
     with pytest.raises(FeverError, match="one was brought up with region: us-west-2; take it down to change that"):
@@ -328,7 +328,7 @@ def test_up_again_keeps_what_is_there_and_lets_in_a_new_address(account: Account
 
 def test_a_newer_image_does_not_replace_a_head(account: Account) -> None:
     account.up()
-    account.monkeypatch.setattr(aws, "_ray_runs", lambda *_: True)
+    account.monkeypatch.setattr(cluster, "_ray_runs", lambda *_: True)
     account.register_image("20260101")
     account.up()
     config = json.loads((account.folder / "cluster.yaml").read_text())
@@ -353,7 +353,7 @@ def test_a_head_that_cannot_be_looked_at_is_not_left(account: Account, error: Ba
         raise error
 
     with pytest.raises(type(error)):
-        aws.up(make_target(), "one", account.folder, account.token, account.said.append, look)
+        cluster.up(make_target(), "one", account.folder, account.token, account.said.append, look)
     assert account.nothing_is_left()
 
 
@@ -369,7 +369,7 @@ def test_a_launch_that_fails_says_why_and_leaves_nothing(account: Account) -> No
         account.launch(words, log)
         return "no more capacity"
 
-    account.monkeypatch.setattr(aws, "run_ray", fail)
+    account.monkeypatch.setattr(cluster, "run_ray", fail)
     with pytest.raises(FeverError, match=r"could not bring one up: no more capacity .*up\.log"):
         account.up()
     assert account.nothing_is_left()
@@ -377,11 +377,11 @@ def test_a_launch_that_fails_says_why_and_leaves_nothing(account: Account) -> No
 
 def test_a_cluster_that_was_up_stays_if_up_fails_later(account: Account) -> None:
     account.up()
-    account.monkeypatch.setattr(aws, "_ray_runs", lambda *_: True)
-    account.monkeypatch.setattr(aws, "run_ray", lambda words, log, *_: log.write_text("x") and "oh")
+    account.monkeypatch.setattr(cluster, "_ray_runs", lambda *_: True)
+    account.monkeypatch.setattr(cluster, "run_ray", lambda words, log, *_: log.write_text("x") and "oh")
     with pytest.raises(FeverError, match="could not bring one up: oh"):
         account.up()
-    assert len([row for row in aws.find_leftovers(REGION) if row.kind == "instance"]) == 2
+    assert len([row for row in find_leftovers(REGION) if row.kind == "instance"]) == 2
     record = json.loads((account.folder / "aws.json").read_text())
     (account.folder / "aws.json").write_text(json.dumps({**record, "up": False}))  # the first attempt was killed
     with pytest.raises(FeverError, match="could not bring one up: oh"):
@@ -398,7 +398,7 @@ def test_waits_until_aws_knows_the_profile(account: Account) -> None:
         return account.launch(words, log)
 
     tried: list[Any] = []
-    account.monkeypatch.setattr(aws, "run_ray", refuse_twice)
+    account.monkeypatch.setattr(cluster, "run_ray", refuse_twice)
     account.up()
     assert len(tried) == 3
 
@@ -425,8 +425,8 @@ def test_bad_input_is_one_sentence_and_makes_nothing(account: Account, what: str
 
 
 def test_a_program_that_is_not_here_is_missed_before_anything_is_made(account: Account) -> None:
-    account.monkeypatch.setattr(aws, "PROGRAMS", ("no-rsync",))
-    with pytest.raises(FeverError, match="there is no no-rsync here, which Ray's launcher needs; install it"):
+    account.monkeypatch.setattr(cluster, "PROGRAMS", ("no-rsync",))
+    with pytest.raises(FeverError, match="no-rsync was not found on this machine, and Ray's launcher needs it"):
         account.up()
     assert account.nothing_is_left()
     assert not account.launches
@@ -440,7 +440,7 @@ def test_an_image_for_other_machines(account: Account) -> None:
 def test_a_name_that_aws_would_refuse(account: Account) -> None:
     for name in ("", "a b", "x" * 41, "-x"):
         with pytest.raises(FeverError, match="cannot be a cluster's name"):
-            aws.up(make_target(), name, account.folder, account.token, account.said.append)
+            cluster.up(make_target(), name, account.folder, account.token, account.said.append)
 
 
 @pytest.mark.usefixtures("nowhere")
@@ -450,7 +450,7 @@ def test_missing_credentials() -> None:
         moto.mock_aws(config={"core": {"mock_credentials": False}}),
         pytest.raises(FeverError, match="there are no credentials for AWS; run `aws configure`"),
     ):
-        aws.find_leftovers(REGION)
+        find_leftovers(REGION)
     resources.connect.cache_clear()
 
 
@@ -467,18 +467,18 @@ def test_boto3_is_an_optional_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
     monkeypatch.setitem(sys.modules, "botocore.exceptions", None)
     with pytest.raises(FeverError, match=r'AWS needs boto3; install it with: pip install "fever\[aws\]"'):
-        aws.find_leftovers(REGION)
+        find_leftovers(REGION)
 
 
 def test_own_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     answer = tmp_path / "answer"
-    monkeypatch.setattr(aws, "ECHO", answer.as_uri())
+    monkeypatch.setattr(cluster, "ECHO", answer.as_uri())
     answer.write_text("9.8.7.6\n")
-    assert aws.own_address() == "9.8.7.6/32"
+    assert cluster.own_address() == "9.8.7.6/32"
     for text in ("<html>", None):
         answer.write_text(text) if text else answer.unlink()
         with pytest.raises(FeverError, match=r"could not be found out .*set `allow:`"):
-            aws.own_address()
+            cluster.own_address()
 
 
 # leftovers
@@ -549,7 +549,7 @@ def test_leftovers_of_ray_are_found_and_removed_and_nothing_else(account: Accoun
         Size=8,
         TagSpecifications=[{"ResourceType": "volume", "Tags": [{"Key": "ray-cluster-name", "Value": "old"}]}],
     )["VolumeId"]
-    found = aws.find_leftovers(REGION)
+    found = find_leftovers(REGION)
     file = str(account.home / ".ssh" / f"ray-autoscaler_{REGION}.pem")
     assert [(row.kind, row.id) for row in found] == [
         ("instance", made["instance"]),
@@ -562,8 +562,8 @@ def test_leftovers_of_ray_are_found_and_removed_and_nothing_else(account: Accoun
     ]
     assert not any(row.running for row in found)
     assert "stopped; its disk still costs" in str(found[0])
-    assert aws.remove_leftovers(found) == []
-    assert aws.find_leftovers(REGION) == []
+    assert remove_leftovers(found) == []
+    assert find_leftovers(REGION) == []
     assert foreign(account) == before
 
 
@@ -571,14 +571,14 @@ def test_what_runs_is_told_apart(account: Account) -> None:
     account.up()
     old, new = ray_cluster(account, "old"), ray_cluster(account, "new")
     account.ec2.terminate_instances(InstanceIds=[old["instance"]])
-    found = aws.find_leftovers(REGION)
+    found = find_leftovers(REGION)
     assert [row.id for row in found if not row.running] == [old["group"]]
     running = {row.id: row for row in found if row.running}
     assert {new["instance"], new["group"], "ray-autoscaler-v1", f"ray-autoscaler_{REGION}"} <= set(running)
     assert len([row for row in found if row.name.startswith("fever-one-")]) == 6  # all that a cluster of fever's has
     assert "m5.large, running since 20" in running[new["instance"]].reason
-    assert aws.remove_leftovers([row for row in found if not row.running]) == []
-    assert {row.id for row in aws.find_leftovers(REGION)} == set(running) | {row.id for row in found if row.running}
+    assert remove_leftovers([row for row in found if not row.running]) == []
+    assert {row.id for row in find_leftovers(REGION)} == set(running) | {row.id for row in found if row.running}
 
 
 def test_what_cannot_be_removed_is_named_with_the_reason(account: Account) -> None:

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fever.launch import aws
-from fever.launch.aws.config import head_policy
+from fever.launch.aws.config import head_policy, policy
 from fever.launch.aws.resources import Names
 from tests.helpers import WAREHOUSE, has_helped, wait_for
 from tests.lab.cloud import REGION, Cloud, Permissions, own_roles
@@ -142,7 +141,7 @@ def test_ctrl_c_in_the_middle_leaves_nothing(cloud: Cloud) -> None:
 
 def assert_policies_fit(cloud: Cloud, cluster: str) -> None:
     """All that the user and the head have called was allowed, and hardly anything else is."""
-    user = Permissions(aws.policy())
+    user = Permissions(policy())
     head = Permissions(head_policy(Names(*cluster.removeprefix("fever-").split("-")), REGION))
     for permissions, who in ((user, "user"), (head, "head")):
         for call in cloud.calls(who):

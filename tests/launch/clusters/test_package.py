@@ -100,7 +100,7 @@ def test_environments_are_named_by_their_content() -> None:
     first = describe_environment()
     assert not any("torch" in line for line in describe_environment(extras=("atari",)).requirements)
     assert any("torch" in line for line in describe_environment(extras=("rllib",)).requirements)
-    with pytest.raises(FeverError, match="there is no rlib; there are: render"):
+    with pytest.raises(FeverError, match="rlib is unknown; the extras are: render"):
         describe_environment(extras=("rlib",))
     assert first.name == describe_environment().name != describe_environment(("sionna==1.0",)).name
     assert "ray[default]" in first.requirements

@@ -17,12 +17,15 @@ import pytest
 
 from fever import system
 from fever.errors import FeverError
-from fever.launch.clusters import ssh
-from fever.launch.clusters import ssh_up as clusters
+from fever.launch.clusters import ssh, ssh_up
+from fever.launch.clusters.base import down
 from fever.launch.clusters.ray_jobs import RayJobs
+from fever.launch.clusters.record import ClusterRecord, find_record
 from fever.launch.clusters.ssh import Unreachable
+from fever.launch.clusters.ssh_cluster import Ssh
 from fever.launch.on_host import agent, host
-from fever.launch.targets import Ssh, load_target, restore_target
+from fever.launch.targets import load_target, restore_target
+from fever.runs.mirror import REPLY
 from tests.helpers import wait_for
 
 pytestmark = pytest.mark.lab
@@ -72,7 +75,7 @@ def test_what_a_host_cannot_do_is_one_line(capsys: pytest.CaptureFixture[str], m
 
     monkeypatch.setitem(agent.ACTIONS, "look", refuse)
     agent.main({"action": "look"})
-    assert capsys.readouterr().out == f'\n{agent.MARK}{{"error": "/root/.fever: Permission denied"}}\n'
+    assert capsys.readouterr().out == f'\n{REPLY}{{"error": "/root/.fever: Permission denied"}}\n'
 
 
 def test_no_proxy_sees_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,9 +90,9 @@ def test_no_proxy_sees_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
     server = http.server.HTTPServer(("127.0.0.1", 0), Page)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        keeper = agent.Keeper.__new__(agent.Keeper)
-        keeper.request, keeper.dashboard = {"token": "secret"}, server.server_port
-        assert keeper._page_answers()
+        daemon = agent.HostDaemon.__new__(agent.HostDaemon)
+        daemon.request, daemon.dashboard = {"token": "secret"}, server.server_port
+        assert daemon._dashboard_answers()
     finally:
         server.shutdown()
         server.server_close()
@@ -182,16 +185,16 @@ class Hosts:
         path = f"/{request['environment']}/python"
         return {"home": "/home/me", "python": path, "versions": versions, "node": self.nodes.get(name)}
 
-    def up(self, **settings: Any) -> clusters.Record:
+    def up(self, **settings: Any) -> ClusterRecord:
         target = Ssh(name="lab", **{"hosts": ("alpha", "beta"), "extras": (), **settings})
-        return clusters.up(target, "lab.yaml", self.said.append)
+        return target.up("lab.yaml", self.said.append)
 
 
 @pytest.fixture
 def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hosts:
     monkeypatch.setenv("FEVER_HOME", str(tmp_path / "home"))
     hosts = Hosts()
-    monkeypatch.setattr(clusters, "ask", hosts.ask)
+    monkeypatch.setattr(ssh_up, "ask", hosts.ask)
     return hosts
 
 
@@ -200,8 +203,8 @@ def test_what_runs_is_not_lost_sight_of(hosts: Hosts, name: str, value: str, was
     record = hosts.up()
     with pytest.raises(FeverError, match=f"lab was brought up with {name}: {was}; take it down to change that"):
         hosts.up(**{name: value})
-    assert clusters.find_record("lab") == record
-    assert clusters.down(record, hosts.said.append) == {"alpha": [], "beta": []}
+    assert find_record("lab") == record
+    assert down(record, hosts.said.append) == {"alpha": [], "beta": []}
     hosts.up(**{name: value})
 
 
@@ -231,4 +234,4 @@ def test_a_cluster_is_looked_for_among_the_records_only(hosts: Hosts, tmp_path: 
     hosts.up()
     (tmp_path / "home" / "clusters" / "lab").rename(tmp_path / "lab")
     for name in ("../../lab", str(tmp_path / "lab"), "..", ""):
-        assert clusters.find_record(name) is None
+        assert find_record(name) is None
