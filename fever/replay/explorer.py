@@ -13,7 +13,7 @@ from fever.policy import Params
 from fever.policy.networks import FORBIDDEN
 from fever.policy.spaces import Description
 from fever.replay.buffer import Transitions
-from fever.sampling.runner import Roll, Runner
+from fever.sampling.runner import Runner, Trajectory
 from fever.sampling.spec import Report, SamplerSpec
 
 
@@ -59,25 +59,24 @@ class Explorer(Runner):
         first = spec.worker_index * spec.envs % len(epsilons)  # workers that joined later begin again with the ladder
         mine = epsilons[first : first + spec.envs]
         before = self.steps_taken
-        roll = self._roll(params, steps, self._chooser(mine, steps))
-        ended = roll.ended
+        trajectory = self._run(params, steps, self._chooser(mine, steps))
+        ended = trajectory.ended
         rows = {
-            "actions": roll.actions,
-            "rewards": np.sign(roll.rewards) if self.exploration.clip_rewards else roll.rewards,
-            "terminated": roll.terminated,
+            "actions": trajectory.actions,
+            "rewards": np.sign(trajectory.rewards) if self.exploration.clip_rewards else trajectory.rewards,
+            "terminated": trajectory.terminated,
             "ended": ended[2:],
-            "valid": roll.valid,
-            **self._number(roll.taken, ended[1:-1] if self.envs.next_step else ended[2:], before),
-            **self._values(roll, params),
+            "valid": trajectory.valid,
+            **self._number(trajectory.steps, ended[1:-1] if self.envs.next_step else ended[2:], before),
+            **self._values(trajectory, params),
         }
         counting = mine <= np.median(epsilons)
         episodes = [
-            replace(episode, counts=bool(counting[episode.env_index]))
-            for episode in self._episodes(roll.rewards * roll.valid, roll.valid, roll.endings)
+            replace(episode, counts=bool(counting[episode.env_index])) for episode in self._episodes(trajectory)
         ]
         block = self._transitions(rows)
-        seconds = {**roll.seconds, "total": perf_counter() - begin}
-        return block, Report(int(roll.valid.sum()), episodes, spec.worker_index, version, seconds, self.host)
+        seconds = {**trajectory.seconds, "total": perf_counter() - begin}
+        return block, Report(int(trajectory.valid.sum()), episodes, spec.worker_index, version, seconds, self.host)
 
     def _chooser(self, epsilons: np.ndarray, steps: int) -> Callable[[int, np.ndarray], np.ndarray]:
         """What chooses actions in each of the next T steps: the policy, or now and then chance."""
@@ -114,14 +113,14 @@ class Explorer(Runner):
                 reached[t, index] = window
         return {"frames": frames, "reached": reached}
 
-    def _values(self, roll: Roll, params: Params) -> dict[str, np.ndarray]:
+    def _values(self, trajectory: Trajectory, params: Params) -> dict[str, np.ndarray]:
         """What first priorities need, `[T, N]`: the value of the action, of the best one, and (NaN elsewhere) of the
         last observation of a truncated episode whose environment is reset already."""
-        outputs, actions = roll.outputs, roll.actions
+        outputs, actions = trajectory.outputs, trajectory.actions
         last = np.full(outputs.shape[:2], np.nan, np.float32)
         if not self.exploration.prioritized:
             return {"chosen": np.zeros_like(last), "best": np.zeros_like(last), "last": last}
-        for t, step in enumerate(roll.taken):
+        for t, step in enumerate(trajectory.steps):
             for index, observation in step.final.items():
                 if not step.terminated[index]:
                     values, _ = self.spec.network.act(params, observation[None], self.state[:1])
@@ -147,7 +146,7 @@ class Explorer(Runner):
     def _last(self, observation: np.ndarray, index: int, step: int) -> np.ndarray:
         """Frames `[stack]` of the last observation of an episode whose environment is reset already."""
         if not np.isfinite(observation).all():
-            raise self._broken("observation", observation.sum(), step, index)
+            raise self._not_finite("observation", observation.sum(), step, index)
         newest = self._send(observation[None] if self.stack == 1 else observation[None, ..., -1])
         return np.append(self.window[index, 1:], newest)
 

@@ -38,7 +38,7 @@ class LocalRollouts(Rollouts):
         made: list[Fragment] = []
         taken = 0
         while taken < steps:
-            made += self.runner.run(self.params, self.version, [first + len(made)])
+            made += self.runner.play(self.params, self.version, [first + len(made)])
             taken += made[-1].steps
         return made
 
@@ -125,7 +125,7 @@ class EpisodeActor(WorkerActor):
 
     def play(self, params: Params, version: int, numbers: list[int]) -> list[Fragment]:
         self.build()
-        return self.runner.run(params, version, numbers)
+        return self.runner.play(params, version, numbers)
 
 
 def make_rollouts(

@@ -1,5 +1,4 @@
-"""What every kind of sampler has: N environments, their random streams, and the books of their episodes. NumPy only: no
-JAX, no Ray."""
+"""The step loop: N environments and a policy in, trajectories out. NumPy only: no JAX, no Ray."""
 
 from __future__ import annotations
 
@@ -22,35 +21,35 @@ from fever.sampling.spec import Episode, SamplerSpec
 
 
 @dataclass
-class Roll:
-    """T steps of N environments as they were taken."""
+class Trajectory:
+    """T steps of N environments."""
 
     start: np.ndarray  # observations [N, ...] that the first step was taken from
-    taken: list[Step]
+    steps: list[Step]
     outputs: np.ndarray  # of the network, [T, N, ...]
     actions: np.ndarray  # [T, N, ...]
     ended_before: np.ndarray  # [2, N] bool: which episodes ended in the two steps before
     next_step: bool  # see `Envs.next_step`
-    states: list[np.ndarray]  # recurrent state [N, S] after each step's observation; empty for a policy without memory
+    states: list[np.ndarray]  # recurrent state [N, S] after each step's observation; empty without recurrence
     seconds: dict[str, float]
 
     @cached_property
     def observations(self) -> np.ndarray:
-        """`[T+1, N, ...]`; stacked when first asked for, because explorers do not need images this way."""
-        return pile([self.start, *(step.observations for step in self.taken)])
+        """`[T+1, N, ...]`; stacked on first use, because explorers do not need images this way."""
+        return stack_rows([self.start, *(step.observations for step in self.steps)])
 
     @cached_property
     def rewards(self) -> np.ndarray:
         """`[T, N]`, as are the next two."""
-        return pile([step.rewards for step in self.taken])
+        return stack_rows([step.rewards for step in self.steps])
 
     @cached_property
     def terminated(self) -> np.ndarray:
-        return pile([step.terminated for step in self.taken])
+        return stack_rows([step.terminated for step in self.steps])
 
     @cached_property
     def truncated(self) -> np.ndarray:
-        return pile([step.truncated for step in self.taken])
+        return stack_rows([step.truncated for step in self.steps])
 
     @cached_property
     def ended(self) -> np.ndarray:
@@ -64,44 +63,35 @@ class Roll:
 
     @cached_property
     def endings(self) -> list[tuple[int, dict[int, dict[str, Any]]]]:
-        """The last infos of episodes, and in which step they ended."""
-        return [(t, step.infos) for t, step in enumerate(self.taken) if step.infos]
+        """(t, infos by environment index) of every step t in which an episode ended."""
+        return [(t, step.infos) for t, step in enumerate(self.steps) if step.infos]
 
 
-class Runner:
-    """N environments with their random streams and the books of their episodes."""
+class EnvRunner:
+    """Environments, the distribution of their actions, and the loop that steps them with a policy."""
 
-    def __init__(self, spec: SamplerSpec, observation: Description, action: Description) -> None:
-        self.spec = spec
-        self.envs = make_envs(spec.source, spec.envs, EnvContext(spec.worker_index, spec.workdir))
-        try:
-            streams = np.random.SeedSequence([spec.seed, spec.worker_index, spec.generation])
-            self.rng = np.random.default_rng(streams)
-            seeds = [int(seed) for seed in streams.spawn(1)[0].generate_state(spec.envs)]
-            self.observation = self.envs.reset(seeds)
-            check_spaces(self.envs, spec, observation, action)
-        except BaseException:
-            self.envs.close()
-            raise
+    observation: np.ndarray  # [N, ...], what the next action is chosen from
+    ended: np.ndarray  # [2, N] bool: which episodes ended in the last two steps
+
+    def __init__(self, spec: SamplerSpec, envs: Envs, action: Description) -> None:
+        self.spec, self.envs = spec, envs
         self.distribution = distribution_for(action, spec.network.squashed)
         self.host = socket.gethostname()
-        # Which episodes ended in the last two steps: from it follow where episodes begin and which steps are phantoms.
-        begins = [True, False] if self.envs.next_step else [False, True]
-        self.ended = np.repeat(np.array(begins)[:, None], spec.envs, axis=1)  # [2, N]
-        self.state = spec.network.initial_state(spec.envs)
-        self.returns = np.zeros(spec.envs)  # of the running episodes, as are the next two
-        self.lengths = np.zeros(spec.envs, np.int64)
-        self.steps_taken = 0
+        self.state = spec.network.initial_state(envs.count)
 
-    def _roll(self, params: Params, steps: int, choose: Callable[[int, np.ndarray], np.ndarray]) -> Roll:
-        """Take T steps. `choose(t, outputs)` makes actions `[N, ...]` of the network's outputs `[N, ...]`.
+    def _take_steps(
+        self, params: Params, steps: int, choose: Callable[[int, np.ndarray], np.ndarray], until_end: bool = False
+    ) -> Trajectory:
+        """Take T steps, or fewer with `until_end`: the step in which an episode ends is then the last one.
 
-        The loop acts, steps, and does nothing else: while an environment waits, caches grow cold, and every line here
-        costs several times of what it costs otherwise.
+        `choose(t, outputs)` returns actions `[N, ...]` for the network's outputs `[N, ...]`. The loop acts, steps, and
+        does nothing else: while an environment computes, caches grow cold, and every line here then costs several times
+        as much.
         """
         act, to_env, step_all = self.spec.network.actor(params), self.distribution.to_env, self.envs.step
         recurrent, delay = self.spec.network.state_size > 0, 0 if self.envs.next_step else 1
-        observation, state, ended = self.observation, self.state, [*self.ended]
+        start = observation = self.observation
+        state, ended = self.state, [*self.ended]
         outputs, actions, taken, states = [], [], [], []
         env_seconds, begin = 0.0, perf_counter()
         for t in range(steps):
@@ -120,22 +110,76 @@ class Runner:
             outputs.append(output)
             actions.append(action)
             taken.append(step)
+            if until_end and step.infos:
+                break
         seconds = {"env": env_seconds, "inference": perf_counter() - begin - env_seconds}
-        roll = Roll(
-            self.observation, taken, pile(outputs), pile(actions), self.ended, self.envs.next_step, states, seconds
-        )
-        self._check(roll)
-        self.observation, self.state, self.ended = observation, state, roll.ended[-2:]
-        self.steps_taken += steps
-        return roll
+        network_outputs, chosen = stack_rows(outputs), stack_rows(actions)
+        trajectory = Trajectory(start, taken, network_outputs, chosen, self.ended, self.envs.next_step, states, seconds)
+        self.observation, self.state, self.ended = observation, state, trajectory.ended[-2:]
+        return trajectory
 
-    def _episodes(self, rewards: np.ndarray, valid: np.ndarray, endings: list[tuple[int, Any]]) -> list[Episode]:
-        """The episodes that ended in this fragment, and the books of those that go on."""
-        totals = self.returns + np.cumsum(rewards, axis=0, dtype=np.float64)  # [T, N], as if no episode had ended
+    def _check_finite(self, trajectory: Trajectory, steps_before: int) -> None:
+        """Raise ContractError where an observation or a reward is not finite."""
+        arrays = {"reward": trajectory.rewards}
+        if trajectory.start.dtype != np.uint8:
+            arrays["observation"] = trajectory.observations
+        for name, array in arrays.items():
+            finite = np.isfinite(array)
+            if not finite.all():
+                place = np.argwhere(~finite)[0].tolist()
+                row, index = place[:2]
+                raise self._not_finite(name, array[tuple(place)], steps_before + row + (name == "reward"), index)
+
+    def _not_finite(self, name: str, value: float, step: int, index: int) -> ContractError:
+        return ContractError(
+            f"{self.spec.source.name} breaks its contract at step {step} of {self._describe_env(index)}: the {name} is "
+            f"{'NaN' if np.isnan(value) else 'infinite'}"
+        )
+
+    def _describe_env(self, index: int) -> str:
+        return f"environment {index} of worker {self.spec.worker_index}"
+
+    def close(self) -> None:
+        """Close the environments."""
+        self.envs.close()
+
+
+class Runner(EnvRunner):
+    """Steps N environments with a policy; tracks random streams and running episode returns."""
+
+    def __init__(self, spec: SamplerSpec, observation: Description, action: Description) -> None:
+        super().__init__(spec, make_envs(spec.source, spec.envs, EnvContext(spec.worker_index, spec.workdir)), action)
+        try:
+            streams = np.random.SeedSequence([spec.seed, spec.worker_index, spec.generation])
+            self.rng = np.random.default_rng(streams)
+            seeds = [int(seed) for seed in streams.spawn(1)[0].generate_state(spec.envs)]
+            self.observation = self.envs.reset(seeds)
+            check_spaces(self.envs, spec, observation, action)
+        except BaseException:
+            self.envs.close()
+            raise
+        # Where episodes begin and which steps are phantoms follows from the episodes that ended in the last two steps.
+        begins = [True, False] if self.envs.next_step else [False, True]
+        self.ended = np.repeat(np.array(begins)[:, None], spec.envs, axis=1)
+        self.returns = np.zeros(spec.envs)  # of the running episodes
+        self.lengths = np.zeros(spec.envs, np.int64)  # of the running episodes
+        self.steps_taken = 0
+
+    def _run(self, params: Params, steps: int, choose: Callable[[int, np.ndarray], np.ndarray]) -> Trajectory:
+        """Take T steps and check them; see `_take_steps`."""
+        trajectory = self._take_steps(params, steps, choose)
+        self._check_finite(trajectory, self.steps_taken)
+        self.steps_taken += len(trajectory.steps)
+        return trajectory
+
+    def _episodes(self, trajectory: Trajectory) -> list[Episode]:
+        """The episodes that ended in this trajectory; returns and lengths of the others are kept for the next one."""
+        valid = trajectory.valid
+        totals = self.returns + np.cumsum(trajectory.rewards * valid, axis=0, dtype=np.float64)  # [T, N], never reset
         lengths = self.lengths + np.cumsum(valid, axis=0)
         counted, taken = np.zeros_like(totals[0]), np.zeros_like(lengths[0])  # of the episodes that did end
         episodes = []
-        for t, infos in endings:
+        for t, infos in trajectory.endings:
             for index, info in infos.items():
                 total, length = float(totals[t, index] - counted[index]), int(lengths[t, index] - taken[index])
                 episodes.append(Episode(total, length, index, scalars(info)))
@@ -143,36 +187,16 @@ class Runner:
         self.returns, self.lengths = totals[-1] - counted, lengths[-1] - taken
         return episodes
 
-    def _check(self, roll: Roll) -> None:
-        """Refuse observations and rewards that are not finite; say where they are."""
-        arrays = {"reward": roll.rewards}
-        if roll.start.dtype != np.uint8:
-            arrays["observation"] = roll.observations
-        for name, array in arrays.items():
-            finite = np.isfinite(array)
-            if not finite.all():
-                place = np.argwhere(~finite)[0].tolist()
-                row, index = place[:2]
-                raise self._broken(name, array[tuple(place)], self.steps_taken + row + (name == "reward"), index)
-
-    def _broken(self, name: str, value: float, step: int, index: int) -> ContractError:
-        return ContractError(
-            f"{self.spec.source.name} breaks its contract at step {step} of environment {index} of worker "
-            f"{self.spec.worker_index}: the {name} is {'NaN' if np.isnan(value) else 'infinite'}"
-        )
-
-    def close(self) -> None:
-        """Close the environments."""
-        self.envs.close()
-
 
 def check_spaces(envs: Envs, spec: SamplerSpec, observation: Description, action: Description) -> None:
     """Refuse environments whose spaces differ from those that the network was made for."""
     if (envs.observation, envs.action) != (observation, action):
-        raise ContractError(f"{spec.source.name} has other spaces in worker {spec.worker_index} than it had at first")
+        raise ContractError(
+            f"{spec.source.name} has other spaces in worker {spec.worker_index} than the network was made for"
+        )
 
 
-def pile(rows: list[np.ndarray]) -> np.ndarray:
+def stack_rows(rows: list[np.ndarray]) -> np.ndarray:
     """T arrays `[N, ...]` to one `[T, N, ...]`; as `np.stack`, in a third of its time for small ones."""
     return np.concatenate(rows).reshape(len(rows), *rows[0].shape)
 

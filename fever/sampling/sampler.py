@@ -8,7 +8,7 @@ import numpy as np
 
 from fever.policy import Params
 from fever.policy.spaces import Description
-from fever.sampling.runner import Roll, Runner
+from fever.sampling.runner import Runner, Trajectory
 from fever.sampling.spec import Fragment, SamplerSpec
 
 
@@ -25,44 +25,46 @@ class Sampler(Runner):
         steps, distribution, state = self.spec.steps, self.distribution, self.state
         noise = distribution.noise(self.rng, (steps, self.spec.envs))
         before = self.steps_taken
-        roll = self._roll(params, steps, lambda t, outputs: distribution.sample(outputs, noise[t]))
+        trajectory = self._run(params, steps, lambda t, outputs: distribution.sample(outputs, noise[t]))
         arrays = {
-            "observations": roll.observations,
-            "first": roll.ended[: steps + 1] if self.envs.next_step else roll.ended[1:],
-            "actions": roll.actions,
-            "log_probs": distribution.log_prob(roll.outputs, roll.actions).astype(np.float32),
-            "rewards": roll.rewards,
-            "terminated": roll.terminated,
-            "truncated": roll.truncated,
-            "valid": roll.valid,
-            "bootstrap": self._bootstrap(params, roll, before),
+            "observations": trajectory.observations,
+            "first": trajectory.ended[: steps + 1] if self.envs.next_step else trajectory.ended[1:],
+            "actions": trajectory.actions,
+            "log_probs": distribution.log_prob(trajectory.outputs, trajectory.actions).astype(np.float32),
+            "rewards": trajectory.rewards,
+            "terminated": trajectory.terminated,
+            "truncated": trajectory.truncated,
+            "valid": trajectory.valid,
+            "bootstrap": self._bootstrap(params, trajectory, before),
             "state": state,
         }
         if self.spec.gamma is not None:
-            arrays["discounted"] = discount(roll.rewards, self.discounted, roll.ended[2:], self.spec.gamma)
-        episodes = self._episodes(roll.rewards * roll.valid, roll.valid, roll.endings)
-        seconds = {**roll.seconds, "total": perf_counter() - begin}
-        taken = int(roll.valid.sum())
+            arrays["discounted"] = discount(trajectory.rewards, self.discounted, trajectory.ended[2:], self.spec.gamma)
+        episodes = self._episodes(trajectory)
+        seconds = {**trajectory.seconds, "total": perf_counter() - begin}
+        taken = int(trajectory.valid.sum())
         return Fragment(taken, episodes, self.spec.worker_index, version, seconds, self.host, arrays)
 
-    def _bootstrap(self, params: Params, roll: Roll, before: int) -> np.ndarray:
+    def _bootstrap(self, params: Params, trajectory: Trajectory, before: int) -> np.ndarray:
         """Values `[T, N]` of the last observations of episodes that were truncated and already reset; NaN elsewhere."""
-        values = np.full(roll.rewards.shape, np.nan, np.float32)
-        for t, infos in roll.endings:
-            step, state = roll.taken[t], roll.states[t] if roll.states else self.state
+        values = np.full(trajectory.rewards.shape, np.nan, np.float32)
+        for t, infos in trajectory.endings:
+            step, state = trajectory.steps[t], trajectory.states[t] if trajectory.states else self.state
             for index in infos:
                 if step.terminated[index] or index not in step.final:
                     continue
                 last = step.final[index]
                 if not np.isfinite(last).all():
-                    raise self._broken("observation", last.sum(), before + t + 1, index)
+                    raise self._not_finite("observation", last.sum(), before + t + 1, index)
                 values[t, index] = self.spec.network.values(params, last[None], state[index : index + 1])[0]
         return values
 
 
 def discount(rewards: np.ndarray, running: np.ndarray, ended: np.ndarray, gamma: float) -> np.ndarray:
-    """Running discounted returns `[T, N]` of rewards `[T, N]`, beginning with those before `[N]`, which are moved on;
-    cut where episodes `ended` `[T, N]`."""
+    """Running discounted returns `[T, N]` of rewards `[T, N]`, reset to zero after steps in which an episode `ended`.
+
+    `running` `[N]` holds the returns before the first step and is updated in place.
+    """
     discounted = np.empty_like(rewards)
     for t in range(len(rewards)):
         discounted[t] = running * np.float32(gamma) + rewards[t]

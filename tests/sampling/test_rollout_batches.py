@@ -80,7 +80,7 @@ def test_a_batch_is_the_fewest_rollouts_with_enough_steps(learner: TRPO) -> None
     runner, _ = player(DRAWN)
     flat, version = [part for parts in made for part in parts], [i for i, parts in enumerate(made) for _ in parts]
     for number, (part, iteration) in enumerate(zip(flat, version, strict=True)):
-        assert_same(runner.run(weights_of(learner, iteration), iteration + 1, [number]), [part])
+        assert_same(runner.play(weights_of(learner, iteration), iteration + 1, [number]), [part])
     assert len({part.steps for part in flat}) == 5
 
 
@@ -219,7 +219,7 @@ def test_broken_contract_in_a_worker_is_the_same_sentence(ray: Any) -> None:
     pool = RayRollouts(spec_of(learner, source), learner.task.observation, learner.task.action, None, 1)
     try:
         pool.broadcast(weights_of(learner))
-        with pytest.raises(ContractError, match="at step 3 of rollout 8: the reward is not finite"):
+        with pytest.raises(ContractError, match="at step 3 of rollout 8: the reward is NaN"):
             pool.collect(8, 10)
     finally:
         pool.close()

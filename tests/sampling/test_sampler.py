@@ -286,7 +286,7 @@ def test_other_spaces_than_at_first_are_refused_and_the_environments_closed(whic
     sampler = make(ClosingEnv, kwargs={"folder": tmp_path})
     spaces = {"observation": sampler.envs.observation, "action": sampler.envs.action}
     spaces[which] = {**spaces[which], "shape": [9]}
-    with pytest.raises(ContractError, match="ClosingEnv has other spaces in worker 0 than it had at first"):
+    with pytest.raises(ContractError, match="ClosingEnv has other spaces in worker 0 than the network was made for"):
         Sampler(sampler.spec, **spaces)
     assert {path.name for path in tmp_path.iterdir()} == {"closed-0", "closed-1"}
 
