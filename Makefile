@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow check bench lock clean
+.PHONY: demo test test-slow check bench wheel lock clean
 
 demo: $(READY)
 	$(BIN)/fever train CartPole-v1
@@ -14,7 +14,7 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest -n 2
 
-# What takes minutes each: a cluster on AWS from up to down, hosts that come and go, jobs cut at their limit, every
+# Tests that take minutes each: a cluster on AWS from up to down, hosts that come and go, jobs cut at their limit, every
 # algorithm that RLlib has, Go and Pong learned.
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
@@ -23,6 +23,10 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# dist/fever-VERSION-py3-none-any.whl
+wheel: $(READY)
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
 
 bench: $(READY) .venv-bench/.ready
 	$(BIN)/python benchmarks/bench.py --sb3 .venv-bench/bin/python
@@ -36,14 +40,14 @@ $(READY): pyproject.toml fever/constraints.txt
 	@$(BIN)/fever --help > /dev/null
 	@touch $@
 
-# The other side of the benchmarks; torch is named first, so that nothing pulls a build with CUDA.
+# The environment of stable-baselines3 for the benchmarks; torch is installed first, so that no build with CUDA is.
 .venv-bench/.ready: benchmarks/requirements.txt
 	@$(PYTHON) -m venv .venv-bench
 	@.venv-bench/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
 	@.venv-bench/bin/pip install --quiet --disable-pip-version-check -r benchmarks/requirements.txt
 	@touch $@
 
-# Write fever/constraints.txt anew from the newest versions that pyproject.toml allows.
+# Rewrite fever/constraints.txt with the newest versions that pyproject.toml allows.
 lock:
 	rm -rf .venv-lock && $(PYTHON) -m venv .venv-lock
 	.venv-lock/bin/pip install --quiet --disable-pip-version-check '.[dev]'
@@ -51,4 +55,4 @@ lock:
 	rm -rf .venv-lock
 
 clean:
-	rm -rf $(VENV) .venv-bench .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-bench dist .pytest_cache .mypy_cache .ruff_cache

@@ -180,7 +180,6 @@ def test_help_answers_without_heavy_imports() -> None:
 MISTAKES = {
     "unknown environment": (["train", "CartPol-v1"], "did you mean CartPole-v1"),
     "no version": (["train", "cartpole"], "did you mean CartPole-v1"),
-    "missing extra": (["train", "LunarLander-v3"], 'pip install "fever[box2d]"'),
     "no module": (["train", "no_such:Thing"], "there is no module no_such"),
     "no attribute": (["train", "tests.environments:TimeLimitEn"], "did you mean TimeLimitEnv"),
     "not an environment": (["train", "os:getcwd"], "observation_space"),
@@ -208,10 +207,22 @@ MISTAKES = {
     "unknown option": (["train", "CartPole-v1", "--sed", "3"], "--seed"),
     "workers": (["train", "CartPole-v1", "--workers", "some"], "--workers some: must be a whole number, auto or all"),
     "negative workers": (["train", "CartPole-v1", "--workers", "-1"], "--workers -1: must be 0 or more, auto or all"),
-    "time": (["train", "CartPole-v1", "--stop-time", "soon"], "90s, 10m or 2h"),
+    "time": (["train", "CartPole-v1", "--stop-time", "soon"], "--stop-time soon: "),
     "device": (["train", "CartPole-v1", "--device", "gpu"], "JAX sees no GPU"),
     "name": (["train", "CartPole-v1", "--name", "a/b"], "letters, digits"),
     "nothing": (["train"], "fever train CartPole-v1"),
+    "name of another library's": (["train", "CartPole-v1", "lr=1e-3"], "did you mean learning_rate? It has: "),
+    "option as a setting": (["train", "CartPole-v1", "seed=3"], "did you mean --seed? It has: "),
+    "list of widths": (["train", "CartPole-v1", "hidden=64,x"], "hidden.1='x' cannot be used: must be a whole number"),
+    "no seconds": (["train", "CartPole-v1", "--checkpoint-every", "0"], "--checkpoint-every 0: must be greater than 0"),
+    "no trials": (
+        ["tune", "CartPole-v1", "gamma=uniform(0.9,1)", "--trials", "0"],
+        "--trials 0: must be greater than 0",
+    ),
+    "no search": (
+        ["tune", "CartPole-v1", "gamma=uniform(0.9,1)", "--search", "luck"],
+        "--search luck: must be random, grid or optuna",
+    ),
     "no file": (["train", "-f", "none.yaml"], "none.yaml cannot be read"),
     "no run": (["eval", "none"], "there is no run none"),
     "no last run": (["resume", "last"], "there is no run in runs"),
@@ -334,6 +345,48 @@ def test_a_search_is_not_gone_on_with_elsewhere_unless_it_is_trusted(fever: Any,
         assert done.returncode == 2
         assert "reads pickles in runs/found/tune" in done.stderr
         assert "--trust" in done.stderr
+
+
+def test_a_missing_extra_is_named(monkeypatch: Any, capsys: Any) -> None:
+    from fever.cli import main as cli
+
+    monkeypatch.setitem(sys.modules, "Box2D", None)  # importing it fails
+    monkeypatch.delitem(sys.modules, "gymnasium.envs.box2d.lunar_lander", raising=False)
+    monkeypatch.delitem(sys.modules, "gymnasium.envs.box2d", raising=False)
+    monkeypatch.setattr(sys, "argv", ["fever", "train", "LunarLander-v3"])
+    assert cli._run() == 2
+    needs = "LunarLander-v3 needs a package that is not installed; install it with:"
+    assert capsys.readouterr().err == f'fever: {needs} pip install "fever[box2d]"\n'
+
+
+@pytest.mark.parametrize("env", ["LunarLander-v3", "CarRacing-v3"])
+def test_box2d_trains_without_a_word_of_warning(fever: Any, env: str) -> None:
+    done = fever("train", env, "--envs", "1", "--stop-iterations", "1", "steps=8", "minibatch=8", "epochs=1", "-q")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("words", [(), ("aws",)])
+def test_without_a_command_help_is_printed(fever: Any, words: tuple[str, ...]) -> None:
+    done = fever(*words)
+    assert (done.returncode, done.stderr) == (2, "")
+    assert "Usage: python -m fever" in done.stdout
+
+
+def test_version(fever: Any) -> None:
+    from fever import __version__
+
+    assert (fever("--version").stdout, fever("--version").returncode) == (f"fever {__version__}\n", 0)
+
+
+def test_checkpoints_are_written_and_kept_as_the_options_say(fever: Any, tmp_path: Path) -> None:
+    words = ("--checkpoint-every", "0.001s", "--checkpoint-keep", "2", "--stop-iterations", "4", "-q")
+    assert fever("train", "CartPole-v1", "hidden=8,8", "--name", "a", *words).returncode == 0
+    config = json.loads(fever("show", "a", "--json").stdout)["config"]
+    assert (config["checkpoint_seconds"], config["checkpoint_keep"]) == (0.001, 2)
+    assert config["settings"]["hidden"] == [8, 8]
+    assert {"00000003", "00000004"} <= {path.name for path in (tmp_path / "runs/a/checkpoints").iterdir()}
+    assert fever("resume", "a", "--checkpoint-keep", "1", "--stop-iterations", "5", "-q").returncode == 0
+    assert json.loads(fever("show", "a", "--json").stdout)["config"]["checkpoint_keep"] == 1
 
 
 def test_ctrl_c_is_said_and_not_swallowed(monkeypatch: Any, capsys: Any) -> None:

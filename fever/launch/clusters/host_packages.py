@@ -13,7 +13,7 @@ from fever.errors import FeverError
 EXTRAS = {  # an extra of fever's -> a package that is installed if the extra is
     "render": "pygame",
     "mujoco": "mujoco",
-    "box2d": "box2d-py",
+    "box2d": "box2d",
     "atari": "ale-py",
     "rllib": "torch",
     "tune": "optuna",
