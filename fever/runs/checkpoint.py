@@ -1,4 +1,4 @@
-"""One checkpoint of a run: arrays, a manifest with their hashes, and files of a learner's own."""
+"""One checkpoint of a run: arrays, a manifest with hashes of all files, and for RLlib its own files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fever.job import current_job
 from fever.policy import Policy
 from fever.policy.spaces import Description
 
-WEIGHTS_PREFIX = "policy/"  # arrays under it are what acting needs; the rest is for resuming
+WEIGHTS_PREFIX = "policy/"  # of the names of arrays that acting needs; the others are for resuming
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Checkpoint:
 
     @property
     def files(self) -> Path:
-        """Folder of what a learner keeps in files of its own; not there for most."""
+        """Folder of the files that a learner writes itself; most learners have none, and it does not exist."""
         return self.path / layout.FILES
 
     @property
@@ -47,19 +47,19 @@ class Checkpoint:
         return find_provider(self.manifest["algo"])
 
     def met(self, stop: Stop) -> str:
-        """The stop rule that the run had met here, or nothing."""
+        """The name of the stop rule that is met at this checkpoint, or an empty string."""
         kept = self.manifest["trainer"]
         return stop_reason(stop, kept["returns"], self.manifest["steps"], self.iteration, kept["seconds"])
 
     def check_spaces(self, observation: Description, action: Description, name: str) -> None:
-        """Refuse to act in, or go on with, an environment of this name that has other spaces."""
+        """Raise `FeverError` if the environment of this name has other spaces than the policy was made for."""
         for which, has in (("observation", observation), ("action", action)):
             if has != self.manifest["policy"][which]:
                 raise FeverError(f"the checkpoint {self.path} was made for another {which} space than {name} has")
 
     def require(self, trust: bool) -> None:
-        """Refuse to go on from pickles, unless the user trusts them or the job that wrote them goes on by itself."""
-        pickled = self.files.exists() or needs_trust(self.manifest["algo"])  # whatever the manifest says of its files
+        """Raise `FeverError` if resuming reads pickles that the user does not trust. A requeued job trusts its own."""
+        pickled = self.files.exists() or needs_trust(self.manifest["algo"])  # not only what the manifest lists
         if pickled and not trust and current_job() is None:
             raise FeverError(
                 f"{self.files} holds pickles, which can run any program when they are read; "
@@ -67,7 +67,7 @@ class Checkpoint:
             )
 
     def verify(self) -> None:
-        """Refuse a file whose hash is not the manifest's, and one that the manifest does not know."""
+        """Raise `FeverError` for a file that is missing, has changed, or is not listed in the manifest."""
         for path in self.files.rglob("*"):
             if path.is_file() and str(path.relative_to(self.path)) not in self.manifest["sha256"]:
                 raise FeverError(f"the checkpoint is damaged: {path} does not belong to it")
@@ -77,11 +77,12 @@ class Checkpoint:
                 raise FeverError(f"the checkpoint is damaged: {file} is missing")
             if sha256(file) != digest:
                 raise FeverError(
-                    f"the checkpoint is damaged: {file} is not what was written; --checkpoint chooses another one"
+                    f"the checkpoint is damaged: {file} has changed since it was written; choose another one with "
+                    "--checkpoint"
                 )
 
     def arrays(self, prefix: str = "") -> dict[str, np.ndarray]:
-        """The arrays whose names begin with `prefix` (cut off), if no file is damaged."""
+        """The arrays whose names begin with `prefix`, by the rest of their names. Verifies all files first."""
         from safetensors import SafetensorError, safe_open
 
         self.verify()
@@ -90,11 +91,10 @@ class Checkpoint:
                 names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118 - not a dictionary
                 return {name.removeprefix(prefix): file.get_tensor(name) for name in names}
         except SafetensorError as error:
-            raise FeverError(f"the checkpoint is damaged: {self.path / 'arrays.safetensors'}: {error}") from error
+            raise FeverError(f"the checkpoint is damaged: {self.path / layout.ARRAYS}: {error}") from error
 
     def policy(self) -> Any:
-        """The policy that this checkpoint holds: a `Policy`, or what the algorithm's provider has, which acts the same
-        way."""
+        """The policy: a `Policy`, or for another provider's algorithm an object with the same methods for acting."""
         if self.provider is not None:
             return self.provider.load_policy(self)
         return Policy.from_description(self.manifest["policy"], self.arrays(WEIGHTS_PREFIX))
@@ -107,7 +107,7 @@ def best_of(checkpoints: list[Checkpoint]) -> Checkpoint | None:
 
 
 def stop_reason(stop: Stop, returns: Sequence[float], steps: int, iteration: int, seconds: float) -> str:
-    """The name of the first stop rule that is met, or nothing."""
+    """The name of the first stop rule that is met, or an empty string."""
     window = list(returns)[-stop.window :]
     if stop.reward is not None and len(window) == stop.window and np.mean(window) >= stop.reward:
         return "reward"

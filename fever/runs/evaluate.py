@@ -21,7 +21,7 @@ PARALLEL = 8  # episodes played at once
 
 @dataclass(frozen=True)
 class Scores:
-    """Returns and lengths of evaluated episodes, in the order of their seeds' environments."""
+    """Returns [episodes] and lengths [episodes] of evaluated episodes, ordered by environment."""
 
     returns: np.ndarray
     lengths: np.ndarray
@@ -46,7 +46,8 @@ def source_of(run: Run) -> EnvSource:
 def evaluate(
     checkpoint: Checkpoint, source: EnvSource, episodes: int = 20, seed: int = 1_000_000, deterministic: bool = True
 ) -> Scores:
-    """Play episodes with frozen statistics. Every environment has a fixed share, so short episodes are not favoured."""
+    """Play episodes with frozen normalisation. Each of the parallel environments plays a fixed number of them, so that
+    short episodes are not counted more often."""
     if checkpoint.provider is not None:
         return Scores(*checkpoint.provider.play(checkpoint, source, episodes, seed, deterministic))
     policy = checkpoint.policy()

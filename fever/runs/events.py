@@ -1,7 +1,7 @@
-"""TensorBoard's event file, written without TensorBoard: a record per row of metrics, readable at once.
+"""TensorBoard's event file, written without TensorBoard: one record per row of metrics.
 
-A record is a length, a message and a checksum of each; the message is a protocol buffer with so few fields that
-encoding them here is shorter than a dependency, and a tenth of a second quicker to start.
+A record is a length, a message, and a checksum of each. The message is a protocol buffer with so few fields that
+encoding them here is shorter than a dependency, and starts a tenth of a second sooner.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fever import layout
 
 
 def _table() -> list[int]:
-    """Of CRC-32C, byte by byte."""
+    """The table of CRC-32C: the checksum of every byte."""
     table = []
     for byte in range(256):
         for _ in range(8):
@@ -38,7 +38,7 @@ class EventWriter:
         self._record(_double(1, time.time()) + _bytes(3, b"brain.Event:2"))
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """Append one event with all these scalars; it is in the file when this returns."""
+        """Append one event with these scalars; the file is not buffered."""
         summary = b"".join(_bytes(1, _bytes(1, tag.encode()) + _float(2, value)) for tag, value in values.items())
         self._record(_double(1, time.time()) + _integer(2, step) + _bytes(5, summary))
 
@@ -51,7 +51,7 @@ class EventWriter:
 
 
 def _checksum(data: bytes) -> bytes:
-    """CRC-32C, rotated and shifted as the format wants it."""
+    """CRC-32C, masked as the format demands: rotated, then offset by a constant."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = CRC[(crc ^ byte) & 0xFF] ^ crc >> 8

@@ -1,4 +1,4 @@
-"""Pictures of runs, from their directories alone: they work live, after a crash and on a fetched copy."""
+"""Plots of runs, drawn from their directories alone, also while a run trains."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ def _draw_phases(axis: Any, curve: dict[str, np.ndarray]) -> None:
 
 
 def smooth(values: np.ndarray, points: int = 60) -> np.ndarray:
-    """A moving mean over about 1/`points` of the curve, with the same length; edges use what there is, and so do places
-    where values are missing. NaN where all are."""
+    """A moving mean [n] of a curve [n] over windows of n/`points` values. Missing values and places beyond the
+    ends are left out of a window; NaN where it has no value."""
     kernel, known = np.ones(max(1, len(values) // points)), np.isfinite(values)
     total, count = (np.convolve(part, kernel, "same") for part in (np.where(known, values, 0.0), known.astype(float)))
     return np.divide(total, count, out=np.full(len(values), np.nan), where=count > 0)

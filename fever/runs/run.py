@@ -1,4 +1,4 @@
-"""The run directory: the only thing that plots, tables and `resume` read. Its layout is in docs/run-directory.md."""
+"""The run directory, which training writes and everything else reads; docs/run-directory.md explains its files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fever.files import (
 from fever.job import EXIT, RECORD, current_job
 from fever.runs.checkpoint import Checkpoint, best_of
 
-FORMAT = 1  # of the checkpoint's manifest; raised when an old reader could not read a new one
+FORMAT = 1  # version of the checkpoint's manifest; raised when older readers would misread a new one
 RULES = {"reward": "reward", "steps": "steps", "iterations": "iterations", "time": "seconds"}  # stop reason -> field
 LOCK_SECONDS = 1.0  # to claim a run: others hold its lock for a moment when they probe it
 PROBE_SECONDS = 0.04  # after which a lock is taken to be held by a trainer and not by another probe
@@ -49,14 +49,14 @@ class Run:
 
     @classmethod
     def create(cls, config: RunConfig, facts: dict[str, Any]) -> Run:
-        """Make a new run directory; an existing one is never touched."""
+        """Make a new run directory. Raises `FeverError` if it exists already."""
         text = to_yaml(config)
         name = config.name or fresh_name(config)
         run = cls(Path(config.runs).expanduser() / name)
         run._made_parent = not run.path.parent.exists()
         try:
             if run.only_job:
-                run.discard()  # but for the job's folder: what a killed process left before it had learned anything
+                run.discard()  # left by a process of this job that was killed before it learned anything
             else:
                 run.path.mkdir(parents=True)
         except FileExistsError:
@@ -65,7 +65,7 @@ class Run:
                 f"fever resume {run.path}{trust_word(config)}"
             ) from None
         except OSError as error:
-            raise FeverError(f"{run.path} cannot be made: {error.strerror}") from error
+            raise FeverError(f"{run.path} cannot be created: {error.strerror}") from error
         write_atomically(run.path / layout.CONFIG, text)
         write_atomically(run.path / layout.FACTS, json.dumps(facts, indent=2) + "\n")
         return run
@@ -87,19 +87,19 @@ class Run:
 
     @property
     def job(self) -> Path:
-        """The folder of the job that trains this run, if one does."""
+        """The folder of the job that trains this run; it exists only if a job does."""
         return self.path / layout.JOB
 
     @property
     def only_job(self) -> bool:
-        """Whether the job that this process drives has made this directory, and nothing was learned yet."""
+        """Whether this process belongs to the job that made this directory, and nothing has been learned yet."""
         own = current_job()
         mine = own is not None and own.path.resolve() == self.job.resolve()
         return mine and not self.checkpoints() and not self.running
 
     def discard(self) -> None:
-        """Remove a directory in which nothing was learned, and the folder of runs if that was made for it. A job's
-        folder stays: it says what happened."""
+        """Remove a directory in which nothing was learned, and its parent if that was created for it. A job's folder
+        is kept, because its log says what happened."""
         if self.job.is_dir():
             for path in self.path.iterdir():
                 if path != self.job:
@@ -107,7 +107,7 @@ class Run:
             return
         shutil.rmtree(self.path, ignore_errors=True)
         if self._made_parent:
-            with suppress(OSError):  # another run is in it by now
+            with suppress(OSError):  # it holds another run by now
                 self.path.parent.rmdir()
 
     # configuration and facts
@@ -122,18 +122,18 @@ class Run:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Versions and git state of the run's start."""
+        """Versions, machine and git state when the run was started."""
         return read_json(self.path / layout.FACTS)
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """How the run ended, or None: it is still running, or it was killed."""
+        """How the run ended; None while it runs, and after a kill."""
         return read_json(self.path / layout.SUMMARY) if (self.path / layout.SUMMARY).is_file() else None
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_atomically(self.path / layout.SUMMARY, json.dumps(summary, indent=2) + "\n")
 
-    # one writer at a time
+    # the lock: one process at a time trains a run
 
     def lock(self) -> None:
         """Claim the directory for this process until `close`; forked children do not hold the lock."""
@@ -151,7 +151,7 @@ class Run:
 
     @property
     def running(self) -> bool:
-        """Whether a process on this machine is training it."""
+        """Whether a process on this machine is training the run."""
         if not (self.path / layout.LOCK).is_file():
             return False
         from filelock import FileLock, Timeout
@@ -161,19 +161,19 @@ class Run:
                 return False
         except Timeout:
             return True
-        except OSError:  # of another user: it cannot be written to
+        except OSError:  # the directory belongs to another user
             return False
 
     @property
     def elsewhere(self) -> bool:
-        """Whether this is the copy of a run that a job trains on other machines, and nobody has seen it end."""
+        """Whether this is a copy of a run that a job trains on other machines, and no end of it is known."""
         if not (self.job / RECORD).is_file() or (self.job / EXIT).exists():
             return False
         return "remote_path" in read_json(self.job / RECORD)
 
     @property
     def status(self) -> str:
-        """`running`, why it stopped, or `killed` when it could not say."""
+        """`running`, the stop reason, or `killed` if there is none."""
         if self.running or self.elsewhere:
             return "running"
         return self.summary["stop_reason"] if self.summary else "killed"
@@ -181,29 +181,29 @@ class Run:
     # metrics and episodes
 
     def log(self, row: dict[str, Any]) -> None:
-        """Append one row of metrics; it is in the file when this returns."""
+        """Append one row of metrics and flush it."""
         if self._metrics is None:
             self._metrics = open_to_append(self.path / layout.METRICS)
         self._metrics.write(json.dumps(_plain(row)) + "\n")
         self._metrics.flush()
 
     def log_episodes(self, rows: list[dict[str, Any]]) -> None:
-        """Append one row per finished episode."""
+        """Append one row per finished episode and flush them."""
         if self._episodes is None:
             self._episodes = open_to_append(self.path / layout.EPISODES)
         self._episodes.write("".join(json.dumps(_plain(row)) + "\n" for row in rows))
         self._episodes.flush()
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All rows in order. Rows that a resumed run made again replace those it had made before it was killed."""
+        """All rows in order. Where a resumed run repeated iterations, the newer rows replace the older ones."""
         return newest(read_lines(self.path / layout.METRICS), "iteration")
 
     def last_row(self) -> dict[str, Any]:
-        """The last row of metrics, from the file's end alone; empty if there is none."""
+        """The last row of metrics; empty if there is none. Reads only the end of the file."""
         return last_line(self.path / layout.METRICS)
 
     def episodes(self) -> list[dict[str, Any]]:
-        """All finished episodes in order, without those of a course that a resumed run has left."""
+        """All finished episodes in order. Where a resumed run repeated iterations, newer rows replace older ones."""
         return newest(read_lines(self.path / layout.EPISODES), "episode")
 
     def curves(self) -> dict[str, np.ndarray]:
@@ -221,17 +221,17 @@ class Run:
         keep: int,
         save_files: Callable[[Path], None] | None = None,
     ) -> Path:
-        """Write a checkpoint and drop old ones, all but the last `keep` and the best. Atomic: it is whole or absent.
-        `save_files` writes what does not fit into arrays.
+        """Write a checkpoint atomically, then delete old ones except the last `keep` and the best. Returns its folder.
 
-        Later iterations than this one belong to a course that a resumed run has left: they are dropped too.
+        `save_files` writes the learner's own files into the folder that it is given. Checkpoints of later iterations
+        are deleted as well: they are from before the run was resumed.
         """
         from safetensors.numpy import save_file
 
         folder = self.path / layout.CHECKPOINTS
         target = folder / f"{manifest['iteration']:08d}"
         partial = folder / f".partial-{os.getpid()}"
-        for left in (*folder.glob(".partial-*"), *folder.glob(".dropped-*")):  # by a process that was killed
+        for left in (*folder.glob(".partial-*"), *folder.glob(".dropped-*")):  # left by a process that was killed
             shutil.rmtree(left, ignore_errors=True)
         partial.mkdir(parents=True)
         file = partial / layout.ARRAYS
@@ -252,7 +252,7 @@ class Run:
         return target
 
     def _prune(self, keep: int) -> list[Path]:
-        """Set all checkpoints aside but the last `keep` and the best; returns where they are now."""
+        """Set aside all checkpoints except the last `keep` and the best; returns their new paths."""
         found = self.checkpoints()
         best = best_of(found)
         return [_set_aside(one.path) for one in found[:-keep] if best is None or one.path != best.path]
@@ -272,7 +272,7 @@ class Run:
         return found
 
     def checkpoint(self, which: Literal["last", "best"] | str = "last") -> Checkpoint:
-        """The last one, the one with the best score, or one by its number."""
+        """The last checkpoint, the one with the best score, or the one of an iteration, given by its number."""
         found = self.checkpoints()
         if not found and (self.path / layout.TRIALS).is_dir():
             raise FeverError(
@@ -295,8 +295,11 @@ class Run:
         return chosen
 
     def drop_met(self, stop: Stop, given: Collection[str], which: str = "last") -> tuple[Stop, list[str]]:
-        """The stop rules to go on with from a checkpoint: where some were given anew, by the names of their options,
-        others that it has met already no longer count. Also the names of these."""
+        """The stop rules to resume a checkpoint with, and the names of those that were dropped.
+
+        `given` has the names of the rules that the user gave now. If there are any, old rules that the checkpoint
+        has met already are dropped: they would end the run at once.
+        """
         dropped: list[str] = []
         if RULES.keys() & set(given) and self.checkpoints():
             checkpoint = self.checkpoint(which)
@@ -306,7 +309,7 @@ class Run:
         return stop, dropped
 
     def close(self) -> None:
-        """Close files and give up the lock."""
+        """Close files and release the lock."""
         for file in (self._metrics, self._episodes):
             if file is not None:
                 file.close()
@@ -324,7 +327,7 @@ def list_runs(runs: Path) -> list[Run]:
 
 
 def _begun(path: Path) -> float:
-    """When a run was begun; a copy that is not whole, or a run killed at once, may lack what says so."""
+    """When a run was started. Incomplete copies and runs killed at once may lack a file."""
     for name in (layout.FACTS, layout.CONFIG):
         with suppress(OSError):
             return (path / name).stat().st_mtime
@@ -332,27 +335,26 @@ def _begun(path: Path) -> float:
 
 
 def to_yaml(config: RunConfig, without: Collection[str] = ()) -> str:
-    """A configuration as text that `fever train -f` reads, without some of its fields."""
+    """A configuration as YAML for `fever train -f`, without the fields named in `without`."""
     import yaml
 
     try:
         values = config.model_dump(mode="json", exclude=set(without))
-    except ValueError as error:  # pydantic's, for what is no JSON
+    except ValueError as error:  # pydantic's, for values that JSON does not have
         raise FeverError(
-            f"env_kwargs and settings must be what JSON can hold: {error}; a function that makes the environment may "
-            "hold anything"
+            f"env_kwargs and settings must be what JSON can hold: {error}; for other values, pass a function that "
+            "creates the environment"
         ) from error
     return yaml.safe_dump(values, sort_keys=False)
 
 
 def _set_aside(checkpoint: Path) -> Path:
-    """Take a checkpoint away in one step, so that a kill while it is deleted leaves no part of it; returns where it
-    is."""
+    """Rename a checkpoint, so that a kill while it is deleted leaves no incomplete one; returns its new path."""
     return checkpoint.rename(checkpoint.with_name(f".dropped-{checkpoint.name}"))
 
 
 def _plain(value: Any) -> Any:
-    """A value, or a row of them, with null for NaN and infinity, which JSON has not."""
+    """A value, or a row of them, with None for NaN and infinity, which JSON does not have."""
     if isinstance(value, dict):
         return {name: _plain(part) for name, part in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -363,12 +365,12 @@ def _number(value: Any) -> float:
 
 
 def trust_word(config: RunConfig) -> str:
-    """What has to be said to go on with such a run, because that reads pickles."""
+    """The option that resuming such a run needs because it reads pickles, with a space before it; or nothing."""
     return " --trust" if config.search is not None or needs_trust(config.algo) else ""
 
 
 def fresh_name(config: RunConfig) -> str:
-    """A name that no run has: environment, algorithm and time."""
+    """A name for a new run that is not taken: environment, algorithm and time."""
     base = f"{config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     name, number = base, 2
     while (Path(config.runs).expanduser() / name).exists():

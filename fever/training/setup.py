@@ -1,4 +1,4 @@
-"""From a configuration to a learner: everything that is known before a run directory is made."""
+"""Prepares a run: probes the environment, completes the configuration, creates the learner. Writes no file."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ SMALL_WIDTH = 256  # units of a hidden layer up to which a learner on a CPU is f
 
 
 class Files(Protocol):
-    """What a learner keeps in files of its own."""
+    """The part of a learner's state that it writes to files itself."""
 
     def save(self, folder: Path) -> None:
-        """Write them into a folder that is there and empty."""
+        """Write the files into an existing, empty folder."""
         ...
 
     def restore(self, folder: Path) -> None:
-        """Read what `save` wrote. These may be pickles: only for what the user trusts."""
+        """Read what `save` wrote. It may hold pickles, so the caller has checked that the user trusts it."""
         ...
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run that can be started."""
+    """A run that is ready to start."""
 
     config: RunConfig  # with every setting, the number of workers and the stop rules
     learner: Learner
-    policy: dict[str, Any]  # what checkpoints say of the policy: what it takes and gives, and how it is built
-    source: EnvSource  # of environments, with the arguments that they are made with
-    all_cores: int | None = None  # in reach, if there is to be a worker for every one
-    on_ray: bool = False  # it needs Ray even without workers
-    uncut: bool = False  # an iteration cannot be cut short: a signal waits for its end
-    files: Files | None = None  # what checkpoints have of it besides arrays
+    policy: dict[str, Any]  # the policy in checkpoints: spaces and network, as JSON
+    source: EnvSource  # the environment and its arguments
+    all_cores: int | None = None  # number of cores, if every one of them is to have a worker
+    on_ray: bool = False  # needs Ray even without workers
+    uncut: bool = False  # an iteration cannot be interrupted: a signal waits for its end
+    files: Files | None = None  # what checkpoints hold besides arrays
 
 
 def prepare(config: RunConfig, source: EnvSource, say: Callable[[str], None]) -> Prepared:
-    """Make the environment once, and the learner that fits it. What is wrong with either is said now."""
+    """Create the environment once, and a learner that fits it. Raises `FeverError` for what is wrong with either."""
     provider = find_provider(config.algo)
     if provider is not None:
         return provider.prepare(config, source, say)
@@ -84,13 +84,13 @@ def prepare(config: RunConfig, source: EnvSource, say: Callable[[str], None]) ->
 def _probe(
     config: RunConfig, source: EnvSource, say: Callable[[str], None]
 ) -> tuple[tuple[Description, Description, int], int, int | None]:
-    """The environment's spaces, how many workers there will be, and the cores if there is one for each."""
+    """The environment's spaces and frame stack, the number of workers, and with `all` the number of cores."""
     with tempfile.TemporaryDirectory(prefix="fever-") as folder:
         envs = make_envs(source, 1, EnvContext(workdir=Path(folder)))
         try:
             workers, cores = config.workers, None
             if isinstance(workers, int):
-                envs.reset([config.seed])  # some say only then that they have masks of actions
+                envs.reset([config.seed])  # some show only then that they have action masks
             else:
                 workers, reason, cores = _choose_workers(config, envs)
                 say(f"workers {workers}: {reason}")
@@ -100,11 +100,11 @@ def _probe(
 
 
 def _choose_workers(config: RunConfig, envs: Envs) -> tuple[int, str, int | None]:
-    """How many workers `auto` or `all` means here, why, and with `all` the cores that this depends on."""
+    """What `auto` or `all` means here: number of workers, the reason as text, and with `all` the number of cores."""
     cores = cores_in_reach()
     if config.workers == "auto":
         return *choose_workers(envs, cores), None
     envs.reset([config.seed])
     if find_algorithm(config.algo).overlaps and cores > 2:
-        return cores - 1, f"one for each of {cores} cores but the learner's", cores
-    return cores, f"one for each of {cores} cores; the learner has its turn while they wait", cores
+        return cores - 1, f"one for each of {cores} cores except the learner's", cores
+    return cores, f"one for each of {cores} cores; the learner uses them while the workers wait", cores

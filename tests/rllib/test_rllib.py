@@ -98,7 +98,7 @@ def test_damaged_pickles_are_refused_before_they_are_read(ray: Any, tmp_path: Pa
     run = Run(tmp_path / "runs" / "run")
     (run.checkpoint().files / "algorithm_state.pkl").write_bytes(b"something else")
     more = run.config.model_copy(update={"stop": run.config.stop.model_copy(update={"iterations": 4})})
-    with pytest.raises(FeverError, match="is not what was written"):
+    with pytest.raises(FeverError, match="has changed since it was written"):
         resume(run, more, trust=True)
 
 
