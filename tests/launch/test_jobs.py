@@ -305,9 +305,9 @@ def test_a_dead_ray_is_not_waited_for_for_ever(
     news.connection = connection
     news.look_once()
     news.look_once()
-    assert capsys.readouterr().err == "fever: Ray does not answer there; trying again\n"
+    assert capsys.readouterr().err == "fever: Ray on the cluster does not answer; trying again\n"
     now[0] = watch.BROKEN_SECONDS + 1
-    with pytest.raises(FeverError, match=rf"died with its Ray; .* go on with: fever resume {tmp_path}"):
+    with pytest.raises(FeverError, match=rf"died with its Ray; .* resume it with: fever resume {tmp_path}"):
         news.look_once()
 
 

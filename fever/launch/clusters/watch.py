@@ -16,10 +16,10 @@ BROKEN_SECONDS = 300.0  # for a broken connection, or a dead Ray, to come back
 
 
 class ClusterWatch(JobWatch):
-    """How a job on a cluster stands; its files are brought home at every look, over a connection that may break."""
+    """Follows the state of a job on a cluster; copies its files at every look, over a connection that may break."""
 
     connection: Link | None = None
-    silent: float | None = None  # since when Ray has not answered, though its machine does
+    silent: float | None = None  # since when Ray has not answered although its machine does
 
     def look(self) -> tuple[str, str]:
         if not self.job.home:
@@ -29,7 +29,7 @@ class ClusterWatch(JobWatch):
         return self.state, self.reason
 
     def _refresh(self) -> None:
-        deadline, told = time.monotonic() + BROKEN_SECONDS, False
+        deadline, reported = time.monotonic() + BROKEN_SECONDS, False
         while True:
             try:
                 self.look_once()
@@ -38,13 +38,13 @@ class ClusterWatch(JobWatch):
                 self.close()
                 if time.monotonic() > deadline:
                     raise
-                if not told:
-                    print(f"fever: the connection broke ({error}); the run goes on, trying again", file=sys.stderr)
-                    told = True
+                if not reported:
+                    print(f"fever: the connection broke ({error}); the run continues, trying again", file=sys.stderr)
+                    reported = True
                 time.sleep(2)
 
     def look_once(self) -> None:
-        """Ask once, and bring home what is new; a cluster that is down has nothing more to tell."""
+        """Ask for the state once and copy what is new; nothing is asked of a cluster that is down."""
         try:
             self.connection = self.connection or connect(self.job)
             status = self.connection.look(self.job)
@@ -57,10 +57,10 @@ class ClusterWatch(JobWatch):
             self.silent = None
         elif self.silent is None:
             self.silent = time.monotonic()
-            print("fever: Ray does not answer there; trying again", file=sys.stderr)
+            print("fever: Ray on the cluster does not answer; trying again", file=sys.stderr)
         elif time.monotonic() - self.silent > BROKEN_SECONDS:
             what = f"{self.job.name} seems to have died with its Ray; what it saved is in {self.job.run}"
-            raise FeverError(f"{what}, go on with: {resume_words(self.job.run)}")
+            raise FeverError(f"{what}, resume it with: {resume_words(self.job.run)}")
 
     def close(self) -> None:
         if self.connection is not None:

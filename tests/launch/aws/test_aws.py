@@ -477,7 +477,7 @@ def test_own_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert cluster.own_address() == "9.8.7.6/32"
     for text in ("<html>", None):
         answer.write_text(text) if text else answer.unlink()
-        with pytest.raises(FeverError, match=r"could not be found out .*set `allow:`"):
+        with pytest.raises(FeverError, match=r"does not tell this machine.s own address .*set `allow:`"):
             cluster.own_address()
 
 

@@ -318,7 +318,7 @@ def test_an_environment_is_made_once_without_a_network(lab: Lab, tmp_path: Path)
     laptop.wait_for_steps(job)
     there = laptop.there("made")
     printed = laptop.down()
-    assert f"{job}: is told to save and stop" in printed
+    assert f"{job}: asked to save and stop" in printed
     assert f"{job}: fetched and verified, {laptop.run('made')}" in printed
     assert json.loads((laptop.run("made") / "summary.json").read_text())["stop_reason"] == "interrupted"
     assert digests(laptop.run("made")) == digests(there)

@@ -147,8 +147,8 @@ def test_tensorboard_ends_with_the_tunnel(tmp_path: Path) -> None:
     program = tmp_path / "tensorboard"
     program.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 60\n")
     program.chmod(0o755)
-    code = "import sys, time; from pathlib import Path; from fever.launch.clusters.tunnel import Board\n"
-    code += "board = Board(); board.program = sys.argv[1]; board.show({Path('.')}); time.sleep(60)"
+    code = "import sys, time; from pathlib import Path; from fever.launch.clusters.tunnel import TensorBoard\n"
+    code += "board = TensorBoard(); board.program = sys.argv[1]; board.show({Path('.')}); time.sleep(60)"
     opened = subprocess.Popen([sys.executable, "-c", code, str(program)], stdout=subprocess.DEVNULL)
     try:
         pid = int(wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "TensorBoard"))
