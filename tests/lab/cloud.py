@@ -86,7 +86,7 @@ exec {ssh} -F {config} "$@"
 
 
 class Call(NamedTuple):
-    """A request to AWS's interface: whose, what, with which parameters."""
+    """A request to AWS: who makes it, which operation, with which parameters."""
 
     who: str
     action: str  # such as ec2:RunInstances
@@ -128,7 +128,7 @@ class Cloud:
     # what users and tests do
 
     def variables(self, who: str = "user") -> dict[str, str]:
-        """What the environment of a user, or of an instance, has for AWS."""
+        """The environment variables with which a user, or an instance, reaches AWS."""
         return {
             "AWS_ENDPOINT_URL": f"http://{self.lab.server.address}:{PORT}",
             "AWS_ACCESS_KEY_ID": KEYS[who],
@@ -149,7 +149,7 @@ class Cloud:
         )
 
     def run(self, *words: str, seconds: float = 300) -> str:
-        """The same to its end; returns what it printed."""
+        """Run such a command to its end; returns its output."""
         started = self.start(*words)
         try:
             stdout, stderr = started.communicate(timeout=seconds)
@@ -161,7 +161,7 @@ class Cloud:
         return stdout + stderr
 
     def ask(self, service: str, method: str, **arguments: Any) -> Any:
-        """Call AWS's interface as nobody in particular."""
+        """Call AWS as none of the recorded users."""
         return self.inside.submit(self._ask, service, method, arguments).result(120)
 
     def living(self) -> list[dict[str, Any]]:
@@ -169,7 +169,7 @@ class Cloud:
         return [row for row in rows_of(self.ask("ec2", "describe_instances")) if row["State"]["Name"] == "running"]
 
     def calls(self, who: str) -> list[Call]:
-        """What somebody has called so far, in order."""
+        """The calls that a user has made so far, in order."""
         found = []
         for line in self.recording.read_text().splitlines():
             try:
@@ -187,7 +187,7 @@ class Cloud:
     # how it works
 
     def _give_homes(self) -> None:
-        """Every machine gets a home of its own, with what an image brings: the tools, and access to AWS."""
+        """Give every machine its own home folder with what an image has: the tools, and access to AWS."""
         python = self.folder / "image" / "python3"
         python.parent.mkdir()
         python.write_text(PYTHON.format(python=sys.executable))
@@ -220,7 +220,7 @@ class Cloud:
         wait_until(partial(self.lab.server.listens, PORT), "interface of AWS", 30, explain)
 
     def _enter(self, machine: Machine) -> None:
-        """Have this thread, and no other, in a machine's network."""
+        """Move this thread, and no other, into a machine's network."""
         with open(f"/proc/{machine.pid}/ns/net") as network:
             if ctypes.CDLL(None, use_errno=True).setns(network.fileno(), 0x40000000):  # CLONE_NEWNET
                 raise OSError(ctypes.get_errno(), "setns")
@@ -242,7 +242,7 @@ class Cloud:
                     end_all(self.instances.pop(row["InstanceId"]))
 
     def _boot(self, row: dict[str, Any]) -> None:
-        """A machine for a new instance: its key may log in, its addresses lead there."""
+        """Assign a machine to a new instance: it accepts the instance's key and gets its addresses."""
         free = [machine for machine in self.lab.machines if machine not in self.instances.values()]
         self.instances[row["InstanceId"]] = machine = free[0]
         known = self.ask("ec2", "describe_key_pairs", IncludePublicKey=True)["KeyPairs"]
@@ -266,7 +266,7 @@ def rows_of(answer: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def end_all(machine: Machine) -> None:
-    """Kill everything on a machine but its daemons: what happens when an instance is terminated."""
+    """Kill everything on a machine but its daemons, as when an instance is terminated."""
 
     def none_left() -> bool:
         for pid in machine.outer_processes():
@@ -280,7 +280,7 @@ def end_all(machine: Machine) -> None:
 
 
 class Permissions:
-    """A policy and the calls that it is asked for, judged as AWS would: by action, resource and condition."""
+    """Judges calls by a policy as AWS does: by action, resource and condition."""
 
     def __init__(self, policy: dict[str, Any]) -> None:
         self.statements = policy["Statement"]
@@ -288,7 +288,7 @@ class Permissions:
         self.cluster = ""  # that the instances and groups of the moment belong to
 
     def check(self, call: Call) -> None:
-        """Fail if the call, or something that goes with it, is not allowed."""
+        """Fail if the call, or one that it implies, is not allowed."""
         if call.action == "ec2:CreateSecurityGroup":
             self.cluster = call.values["GroupName"]
         elif call.action == "ec2:RunInstances":
@@ -336,7 +336,7 @@ class Permissions:
 
 
 def _tags(values: dict[str, str], kind: str) -> dict[str, str]:
-    """The tags that a request gives to what it makes of a kind, as conditions see them."""
+    """The tags that a request gives to new resources of a kind, in the form that conditions use."""
     found = {}
     for name, key in values.items():
         part = re.fullmatch(r"(TagSpecification\.\d+)(\.Tag\.\d+)\.Key", name)

@@ -1,9 +1,9 @@
 """A cluster of fake machines on this one, made of Linux namespaces, for tests against the real programs.
 
 Each machine has its own network, hostname, processes, /dev/shm, /run and /tmp/ray; the rest of the file system is
-shared, as on a cluster with a shared home. All hang on a switch that is a namespace too: this computer has no interface
-in a lab, a lab has no route to anything outside, and two labs cannot meet although all use the same addresses.
-Namespaces end with their processes, and those with the test's process, even when that is killed.
+shared, as on a cluster with a shared home. All machines are connected to a switch, which is a namespace as well: this
+computer has no interface in a lab, a lab has no route to the outside, and two labs cannot reach each other although
+they use the same addresses. Namespaces end with their processes, and these with the test's process, even if it is killed.
 
     with Lab(tmp_path) as lab:
         lab.start_slurm()
@@ -30,11 +30,11 @@ import pytest
 
 NEEDED = ("bash", "env", "ip", "mount", "nsenter", "setpriv", "unshare")
 DAEMONS = {"munged", "slurmctld", "slurmd", "slurmstepd", "sshd"}  # of the lab itself; names as in /proc/PID/comm
-MARK = "LAB_COMMAND"  # in the environment of all that one command started in a machine
+MARK = "LAB_COMMAND"  # environment variable of all processes that one command has started in a machine
 NAMESPACES = ("--net", "--uts", "--ipc", "--mount", "--pid")
 SEARCH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin"])
 
-# The first process of a machine: makes the machine's own places, then only reaps. $1: its name, $2: the hosts file,
+# The first process of a machine: mounts the machine's own folders, then only reaps. $1: its name, $2: the hosts file,
 # $3: its folder, the others: folders of the file system that the machine has for itself.
 INIT = """
 set -e
@@ -110,13 +110,13 @@ class LabError(RuntimeError):
 
 
 def program(name: str) -> str | None:
-    """Where a program is, also if it is one for administrators only and not on the user's PATH."""
+    """The path of a program, including those for administrators that are not on the user's PATH."""
     return shutil.which(name, path=SEARCH)
 
 
 @cache
 def why_no_namespaces() -> str | None:
-    """Why this computer gives us no machines of our own, tried out once."""
+    """Why this computer cannot run fake machines; found out once by trying."""
     if os.geteuid() != 0:
         return "the lab needs root"
     if missing := [name for name in NEEDED if program(name) is None]:
@@ -135,13 +135,13 @@ def why_no_lab(*programs: str) -> str | None:
 
 
 def require_lab(*programs: str) -> None:
-    """Skip the test where there can be no lab with these programs; fail it where FEVER_REQUIRE says there must be."""
+    """Skip the test if no lab with these programs can run here; fail it if FEVER_REQUIRE is set."""
     if reason := why_no_lab(*programs):
         (pytest.fail if os.environ.get("FEVER_REQUIRE") else pytest.skip)(reason)
 
 
 def wait_until(condition: Callable[[], Any], what: str, seconds: float, explain: Callable[[], str] = str) -> Any:
-    """Poll until a condition holds and return what it gave; a LabError with the explanation if it never does."""
+    """Poll until a condition holds and return its value; raises LabError with the explanation if it never does."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         if time.monotonic() > deadline:
@@ -151,7 +151,7 @@ def wait_until(condition: Callable[[], Any], what: str, seconds: float, explain:
 
 
 def check_output(command: Sequence[str | Path], **options: Any) -> str:
-    """What a short command of the lab itself printed; a LabError with what it complained of if it failed."""
+    """Run a short command of the lab itself and return its output; raises LabError with its messages if it fails."""
     environment = {**os.environ, "PATH": SEARCH}
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, env=environment, **options)
     if done.returncode:
@@ -187,7 +187,7 @@ def parent(process: int) -> int:
 
 
 def kill(process: int, number: int, kind: str, identity: str) -> None:
-    """Send a signal to a process if it is in a namespace; another that took over its number is never hit."""
+    """Send a signal to a process if it is in a namespace; never to another process that reuses its number."""
     with contextlib.suppress(ProcessLookupError):
         handle = os.pidfd_open(process)
         try:
@@ -198,7 +198,7 @@ def kill(process: int, number: int, kind: str, identity: str) -> None:
 
 
 def start_namespaces(*words: str, log: Any = None) -> tuple[subprocess.Popen[bytes], int]:
-    """Start `unshare` with these words; also its child's number. Both die with the thread that called this."""
+    """Start `unshare`; returns it and its child's process number. Both die with the thread that called this."""
     command = ["setpriv", "--pdeathsig", "KILL", "unshare", "--fork", "--kill-child=KILL", *words]
     environment = {**os.environ, "PATH": SEARCH}
     started = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
@@ -209,7 +209,7 @@ def start_namespaces(*words: str, log: Any = None) -> tuple[subprocess.Popen[byt
 
 
 class Command(subprocess.Popen):
-    """A command in a machine. Signals go to the command itself, not to the `nsenter` that holds the door for it."""
+    """A command in a machine. Signals go to the command itself, not to the `nsenter` that started it."""
 
     def __init__(self, machine: Machine, mark: str, words: Sequence[str], **options: Any) -> None:
         self.machine, self.mark = machine, mark
@@ -222,7 +222,7 @@ class Command(subprocess.Popen):
                 kill(child, sig, "pid", self.machine.pids)
 
     def started(self) -> set[int]:
-        """What runs of all that the command started in its machine, also what left its session; by numbers outside."""
+        """The running processes that the command has started, in any session; by their numbers outside the machine."""
         parents = {pid: parent(pid) for pid in self.machine.outer_processes()}
         found = {pid for pid in parents if parents[pid] == self.pid or self.mark in read_process(pid, "environ")}
         while more := {pid for pid in parents if parents[pid] in found} - found:
@@ -286,11 +286,11 @@ class Machine:
         return f"<{self.name} {self.address}>"
 
     def log(self, daemon: str) -> Path:
-        """Where a daemon of the lab writes what it does on this machine."""
+        """The log of one of the lab's daemons on this machine."""
         return self.folder / f"{daemon}.log"
 
     def wait_ready(self) -> None:
-        """Wait until the init has made the machine's own places."""
+        """Wait until the first process has mounted the machine's own folders."""
 
         def ready() -> bool:
             return (self.folder / "ready").exists() or not self.alive()
@@ -300,11 +300,11 @@ class Machine:
             raise LabError(f"{self.name} did not start\n{self.lab.logs()}")
 
     def alive(self) -> bool:
-        """Whether the machine runs: that the init's number is still the init's."""
+        """Whether the machine runs, that is, whether the number of its first process still belongs to it."""
         return self.net == namespace(self.pid, "net") != ""
 
     def holds(self, process: int) -> bool:
-        """Whether a process, by its number outside, runs in this machine."""
+        """Whether a process runs in this machine; `process`: its number outside."""
         return namespace(process, "pid") == self.pids
 
     def popen(

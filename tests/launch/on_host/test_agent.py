@@ -1,4 +1,4 @@
-"""What acts on a host that ssh reaches, the calls of it, and clusters of such hosts, without a host."""
+"""The agent on a host, calls of it over ssh, and clusters of hosts, without a real host."""
 
 from __future__ import annotations
 
