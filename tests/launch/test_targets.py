@@ -1,4 +1,4 @@
-"""Targets and the scripts that are rendered from them; scripts as a scheduler gets them are in tests/golden."""
+"""Targets and the scripts that are rendered from them; scripts as a scheduler gets them are in tests/launch/golden."""
 
 from __future__ import annotations
 
