@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from fever.algos.base import Task
 from fever.envs.make import make_envs
@@ -12,7 +13,9 @@ from fever.envs.source import EnvContext, EnvSource
 from fever.policy import Network, Params
 from fever.sampling.sampler import Sampler
 from fever.sampling.spec import SamplerSpec
+from tests.environments import CounterEnv, NextStepCounters, SameStepCounters
 
+COUNTERS = pytest.mark.parametrize("target", [CounterEnv, SameStepCounters, NextStepCounters])
 COMPILED: dict[str, Any] = {}
 
 

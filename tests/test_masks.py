@@ -34,6 +34,7 @@ from fever.runs.run import Run
 from fever.sampling.sampler import Sampler
 from fever.sampling.spec import SamplerSpec
 from tests.environments import SPACES, MaskedEnv, NextStepMasked, SameStepMasked
+from tests.factories import random_weights
 
 BOX = describe_space(spaces.Box(-1, 1, (2,)))
 NATIVE = [NextStepMasked, SameStepMasked]
@@ -70,9 +71,8 @@ def start(source: EnvSource) -> Envs:
 
 
 def weights(network: Network, seed: int = 0) -> Params:
-    """Larger than at the start of training, with statistics of observations that say nonsense about masks."""
-    rng = np.random.default_rng(seed)
-    params = {name: rng.normal(0, 0.7, value.shape).astype(np.float32) for name, value in network.init(rng).items()}
+    """Random weights, with statistics of observations that are nonsense in the columns of the mask."""
+    params = random_weights(network, 0.7, seed)
     mean, std = np.full((2, *network.input_shape), 99, np.float32)
     mean[: -network.mask], std[: -network.mask] = 0.1, 2
     return {**params, "observation/mean": mean, "observation/std": std}

@@ -10,6 +10,7 @@ import pytest
 
 from fever.algos.on_policy import unroll
 from fever.policy.networks import Network, convolve, orthogonal, sigmoid
+from tests.factories import random_weights
 
 VECTOR = {"input_shape": (5,), "input_dtype": "float32", "outputs": 4, "hidden": (8, 6)}
 IMAGE = {"input_shape": (10, 12, 3), "input_dtype": "uint8", "outputs": 4, "hidden": ()}
@@ -29,12 +30,6 @@ every_network = pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWOR
 memories = pytest.mark.parametrize("name", ["lstm", "gru", "cnn and lstm"])
 
 
-def weights(network: Network, seed: int = 0) -> dict[str, np.ndarray]:
-    """Weights without zeros and tiny gains, so that every one of them shows in the outputs."""
-    rng = np.random.default_rng(seed)
-    return {name: rng.normal(0, 0.5, value.shape).astype(np.float32) for name, value in network.init(rng).items()}
-
-
 def observations(network: Network, *leading: int) -> np.ndarray:
     rng = np.random.default_rng(1)
     shape = (*leading, *network.input_shape)
@@ -49,7 +44,7 @@ def state_of(network: Network, count: int) -> np.ndarray:
 
 @every_network
 def test_jax_agrees_with_numpy(network: Network) -> None:
-    params, seen, state = weights(network), observations(network, 3), state_of(network, 3)
+    params, seen, state = random_weights(network), observations(network, 3), state_of(network, 3)
     outputs, state_after = network.act(params, seen, state)
     values = network.values(params, seen, state)
     features, jax_state = network.step(
@@ -69,7 +64,7 @@ def test_numpy_outputs_are_single_precision_of_the_right_shapes(network: Network
 
 @every_network
 def test_every_environment_of_a_batch_is_on_its_own(network: Network) -> None:
-    params, seen, state = weights(network), observations(network, 3), state_of(network, 3)
+    params, seen, state = random_weights(network), observations(network, 3), state_of(network, 3)
     together = network.act(params, seen, state)[0]
     alone = [network.act(params, seen[i : i + 1], state[i : i + 1])[0][0] for i in range(3)]
     np.testing.assert_allclose(together, alone, rtol=1e-4, atol=1e-5)
@@ -173,7 +168,7 @@ def gate(params: dict[str, np.ndarray], which: int, x: np.ndarray, hidden: np.nd
 def test_the_lstm_cell_is_that_of_the_books() -> None:
     """Hochreiter & Schmidhuber 1997 with a forget gate; columns: input, forget, output gates, candidate."""
     network, size = NETWORKS["lstm"], 7
-    params, state, seen = weights(network), state_of(network, 2), observations(network, 2)
+    params, state, seen = random_weights(network), state_of(network, 2), observations(network, 2)
     _, found = network.act(params, seen, state)
     for row in range(2):
         hidden, cell = state[row, :size], state[row, size:]
@@ -189,7 +184,7 @@ def test_the_lstm_cell_is_that_of_the_books() -> None:
 def test_the_gru_cell_is_that_of_the_books() -> None:
     """Cho et al. 2014 with the reset gate behind the matrix, as in cuDNN; columns: reset, update gates, candidate."""
     network, size = NETWORKS["gru"], 7
-    params, state, seen = weights(network), state_of(network, 2), observations(network, 2)
+    params, state, seen = random_weights(network), state_of(network, 2), observations(network, 2)
     _, found = network.act(params, seen, state)
     for row in range(2):
         hidden = state[row]
@@ -204,7 +199,7 @@ def test_the_gru_cell_is_that_of_the_books() -> None:
 def test_unrolling_is_stepping_with_the_state_reset_where_episodes_begin(name: str) -> None:
     network = NETWORKS[name]
     time, count = 6, 3
-    params, seen, state = weights(network), observations(network, time, count), state_of(network, count)
+    params, seen, state = random_weights(network), observations(network, time, count), state_of(network, count)
     first = np.zeros((time, count), bool)
     first[2, 0] = first[4, 0] = first[0, 1] = True  # environment 2 carries its state all the way
     unrolled = unroll(network, params, jnp.asarray(seen), jnp.asarray(state), jnp.asarray(first))
@@ -220,7 +215,7 @@ def test_unrolling_is_stepping_with_the_state_reset_where_episodes_begin(name: s
 @memories
 def test_nothing_from_before_an_episode_reaches_into_it(name: str) -> None:
     network = NETWORKS[name]
-    params, seen = weights(network), observations(network, 4, 1)
+    params, seen = random_weights(network), observations(network, 4, 1)
     first = jnp.asarray([[False], [False], [True], [False]])
     other = seen.copy()
     other[:2] = seen[2:]
@@ -233,7 +228,7 @@ def test_nothing_from_before_an_episode_reaches_into_it(name: str) -> None:
 
 def test_unrolling_without_memory_gives_the_features_row_by_row() -> None:
     network = NETWORKS["cnn"]
-    params, seen = weights(network), observations(network, 2, 3)
+    params, seen = random_weights(network), observations(network, 2, 3)
     unrolled = unroll(network, params, jnp.asarray(seen), jnp.zeros((3, 0)), jnp.zeros((2, 3), bool))
     expected = [network.features(params, row) for row in seen]
     np.testing.assert_allclose(unrolled, expected, rtol=1e-4, atol=1e-4)

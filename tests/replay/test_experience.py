@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 
 import fever
-from fever.algos.base import Place, Task
+from fever.algos.base import Place
 from fever.algos.dqn import DQN, DQNConfig
-from fever.envs.make import make_envs
-from fever.envs.source import EnvContext, EnvSource
+from fever.envs.source import EnvSource
 from fever.errors import FeverError
 from fever.replay.experience import LocalExperience, load_shards, make_experience, save_shards
 from fever.runs.run import Run
 from fever.signals import Interrupts, cuttable
 from fever.training.trainer import resume
+from tests.factories import make_task
 
 TINY = {
     "envs": 2, "hidden": (8,), "batch": 16, "updates": 4, "replay_ratio": 8.0, "warmup": 50, "buffer": 500,
@@ -35,8 +35,7 @@ TINY = {
 def start(folder: Path, generation: int = 0, env: str = "CartPole-v1", **settings: Any) -> Any:
     """An experience in this process, with weights published; draws of 32 transitions, unless the settings say else."""
     settings = {"hidden": (8,), "batch": 16, "updates": 2, "warmup": 100, "buffer": 400, "n_step": 3, **settings}
-    probe = make_envs(EnvSource(env), 1, EnvContext())
-    algorithm = DQN(DQNConfig(**settings), Task(env, probe.observation, probe.action, 2, 0, 0, None))
+    algorithm = DQN(DQNConfig(**settings), make_task(env))
     experience = algorithm.start(Place(EnvSource(env), folder, generation))
     experience.publish(algorithm.weights(), 0, np.full(2, 0.5))
     return experience

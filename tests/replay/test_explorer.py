@@ -6,7 +6,7 @@ environment 1: 4 steps, terminated; 4 steps, truncated; 4 steps, terminated; ...
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -14,102 +14,10 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from fever.envs.make import make_envs
-from fever.envs.source import EnvContext, EnvSource
-from fever.policy import Params
-from fever.policy.policy import network_for
-from fever.replay.buffer import ReplayBuffer, ReplaySpec, Transitions
-from fever.replay.explorer import Exploration, Explorer
-from fever.sampling.spec import Report, SamplerSpec
-from tests.environments import CounterEnv, NextStepCounters, SameStepCounters
-
-COUNTERS = pytest.mark.parametrize("target", [CounterEnv, SameStepCounters, NextStepCounters])
-
-
-class Row(NamedTuple):
-    """One transition with its observations in full."""
-
-    observation: Any
-    reward: float
-    discount: float
-    following: Any
-    action: Any
-    priority: float
-
-    @property
-    def facts(self) -> tuple[Any, ...]:
-        """What does not depend on the policy, in plain numbers."""
-        return tuple(self.observation.tolist()), self.reward, self.discount, tuple(self.following.tolist())
-
-
-def make(target: Any, n_step: int = 3, envs: int = 2, steps: int = 5, **settings: Any) -> Explorer:
-    kwargs = settings.pop("kwargs", {})
-    plan = {"greedy": True, "clip_rewards": False, "prioritized": True}
-    plan |= {name: settings.pop(name) for name in plan if name in settings}
-    source = EnvSource(target, kwargs)
-    probe = make_envs(source, 1, EnvContext())
-    image = probe.observation["type"] == "image"
-    network = network_for(
-        probe.observation,
-        probe.action,
-        hidden=() if image else (8,),
-        value_head=False,
-        squashed=probe.action["type"] == "box",
-        convolutions=((4, 2, 1),) if image else (),
-        convolution_features=8,
-    )
-    spec = SamplerSpec(source, network, envs, steps, None, **{"seed": 0, **settings})
-    return Explorer(spec, probe.observation, probe.action, Exploration(n_step, 0.5, envs, **plan))
-
-
-def weights(explorer: Explorer) -> Params:
-    """Larger than at the start of training, so that values and actions depend on observations."""
-    rng, network = np.random.default_rng(0), explorer.spec.network
-    return {name: rng.normal(0, 0.5, value.shape).astype(np.float32) for name, value in network.init(rng).items()}
-
-
-def explore(explorer: Explorer, calls: list[int], epsilons: Any = 0.0) -> tuple[list[Transitions], list[Report]]:
-    """Blocks and reports of calls of so many steps."""
-    count = explorer.spec.envs * (explorer.spec.worker_index + 1)
-    epsilons = np.broadcast_to(np.asarray(epsilons, float), count) if np.ndim(epsilons) == 0 else np.asarray(epsilons)
-    done = [explorer.explore(weights(explorer), 0, epsilons, steps) for steps in calls]
-    return [block for block, _ in done], [report for _, report in done]
-
-
-def resolve(blocks: list[Transitions]) -> list[Row]:
-    """All transitions in order; a block may name its own frames and those that the block before it kept."""
-    frames: list[np.ndarray] = []
-    rows, oldest = [], 0
-    for block in blocks:
-        assert block.first_frame == len(frames)
-        frames += list(block.frames)
-        named = np.concatenate([block.observations, block.next_observations]).ravel()
-        assert (named >= oldest).all()
-        assert (named < len(frames)).all()
-        assert oldest <= block.oldest_frame <= len(frames)
-        oldest = block.oldest_frame
-        sides = [
-            [
-                frames[numbers[0]] if len(numbers) == 1 else np.stack([frames[i] for i in numbers], -1)
-                for numbers in side
-            ]
-            for side in (block.observations, block.next_observations)
-        ]
-        numbers = (block.rewards.tolist(), block.discounts.tolist(), block.priorities.tolist())
-        rows += [
-            Row(here, reward, discount, there, action, priority)
-            for here, there, action, reward, discount, priority in zip(*sides, block.actions, *numbers, strict=True)
-        ]
-    return rows
-
-
-def transitions(explorer: Explorer, calls: list[int], epsilons: Any = 0.0) -> list[Row]:
-    return resolve(explore(explorer, calls, epsilons)[0])
-
-
-def of_env(rows: list[Row], index: int) -> list[Row]:
-    return [row for row in rows if row.observation[0] == index]
-
+from fever.replay.buffer import ReplayBuffer, ReplaySpec
+from tests.environments import NextStepCounters
+from tests.factories import COUNTERS
+from tests.replay.helpers import explore, make_explorer, of_env, resolve, transitions
 
 # Transitions of the counters, discount 0.5, worked out by hand: observation, rewards summed up, discount, what the
 # value is taken of. An observation is (environment, episode, step).
@@ -167,7 +75,7 @@ THREE_STEPS = {
 def test_transitions_are_those_of_the_table_however_the_calls_are_cut(
     target: Any, n_step: int, table: dict[int, list[Any]], calls: list[int]
 ) -> None:
-    rows = transitions(make(target, n_step), calls)
+    rows = transitions(make_explorer(target, n_step), calls)
     for index in range(2):
         mine = [row.facts for row in of_env(rows, index)]
         assert mine[: len(table[index])] == table[index]
@@ -176,10 +84,10 @@ def test_transitions_are_those_of_the_table_however_the_calls_are_cut(
 @COUNTERS
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_the_cut_changes_neither_order_nor_actions_nor_priorities(target: Any, n_step: int) -> None:
-    whole = transitions(make(target, n_step), [40])
+    whole = transitions(make_explorer(target, n_step), [40])
     assert whole
     for size in (1, 2, 5):
-        parts = transitions(make(target, n_step), [size] * (40 // size))
+        parts = transitions(make_explorer(target, n_step), [size] * (40 // size))
         assert [row.facts for row in parts] == [row.facts for row in whole]
         np.testing.assert_array_equal([row.action for row in parts], [row.action for row in whole])
         np.testing.assert_allclose(
@@ -190,7 +98,7 @@ def test_the_cut_changes_neither_order_nor_actions_nor_priorities(target: Any, n
 @COUNTERS
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_every_step_starts_one_transition_and_a_phantom_none(target: Any, n_step: int) -> None:
-    explorer = make(target, n_step)
+    explorer = make_explorer(target, n_step)
     blocks, reports = explore(explorer, [5] * 8)
     rows = resolve(blocks)
     starts = [tuple(row.observation.tolist()) for row in rows]
@@ -208,7 +116,7 @@ def test_every_step_starts_one_transition_and_a_phantom_none(target: Any, n_step
 
 @COUNTERS
 def test_every_observation_is_sent_once(target: Any) -> None:
-    explorer = make(target, 3)
+    explorer = make_explorer(target, 3)
     blocks, _ = explore(explorer, [5] * 8)
     frames = np.concatenate([block.frames for block in blocks])
     seen = [tuple(frame) for frame in frames.tolist()]
@@ -222,7 +130,7 @@ def test_every_observation_is_sent_once(target: Any) -> None:
 @COUNTERS
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_a_buffer_puts_together_what_the_environment_gave(target: Any, n_step: int) -> None:
-    blocks, _ = explore(make(target, n_step), [5] * 8)
+    blocks, _ = explore(make_explorer(target, n_step), [5] * 8)
     buffer = ReplayBuffer(ReplaySpec(100, (3,), "float32", 1, (1,), "int32", True, 0.6))
     assert sum(buffer.add(block) for block in blocks) == buffer.added == sum(len(block.rewards) for block in blocks)
     rows = resolve(blocks)
@@ -311,7 +219,7 @@ class SameStepStacks(NextStepStacks):
 @pytest.mark.parametrize("n_step", [1, 3])
 @pytest.mark.parametrize("calls", [[30], [1] * 30, [5] * 6], ids=["30", "1", "5"])
 def test_stacks_are_put_together_exactly(target: Any, n_step: int, calls: list[int]) -> None:
-    explorer = make(target, n_step)
+    explorer = make_explorer(target, n_step)
     assert explorer.stack == 3
     blocks, _ = explore(explorer, calls)
     env = explorer.envs.env

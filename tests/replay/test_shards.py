@@ -20,12 +20,12 @@ import numpy as np
 import pytest
 
 from fever.algos.apex import Apex, ApexConfig
-from fever.algos.base import Place, Task
-from fever.envs.make import make_envs
-from fever.envs.source import EnvContext, EnvSource
+from fever.algos.base import Place
+from fever.envs.source import EnvSource
 from fever.errors import ContractError, FeverError, TrainingError
 from fever.replay.experience import Draw, load_shards
 from fever.replay.shards import AHEAD, SLACK, ExplorerActor, RayExperience
+from tests.factories import make_task
 from tests.helpers import ROOT, processes_with, run_fever, wait_for, without_ray
 
 LIMIT = 120  # seconds that anything here may take on a busy machine
@@ -50,10 +50,7 @@ def started(
         "replay_shards": 2, "explore_steps": 10, "n_step": 3, **settings,
     }  # fmt: skip
     source = EnvSource(env, kwargs or {})
-    probe = make_envs(source, 1, EnvContext())
-    probe.close()
-    task = Task(env, probe.observation, probe.action, 2, workers, 0, None)
-    algorithm = Apex(ApexConfig(**settings), task)
+    algorithm = Apex(ApexConfig(**settings), make_task(source, workers=workers))
     experience = algorithm.start(Place(source, folder, 0))
     assert isinstance(experience, RayExperience)
     try:

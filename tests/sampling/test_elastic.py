@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from fever.algos.base import Place, Task
+from fever.algos.base import Place
 from fever.algos.registry import find_algorithm
 from fever.config import validate
-from fever.envs.make import make_envs
-from fever.envs.source import EnvContext, EnvSource
+from fever.envs.source import EnvSource
 from fever.sampling.ray_cluster import Machine
 from fever.sampling.ray_pool import RayPool
+from tests.factories import make_task
 from tests.helpers import wait_for
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -36,11 +36,9 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray")]
 def training(algo: str, folder: Path) -> Iterator[tuple[Any, Callable[[], set[int]]]]:
     """A pool of two workers that machines of two cores are for, and a function that learns once from whom it says."""
     source = EnvSource("CartPole-v1")
-    probe = make_envs(source, 1, EnvContext())
-    probe.close()
     kind = find_algorithm(algo)
     settings = validate(kind.Config, {"hidden": [8], **SETTINGS[algo]}, algo)
-    algorithm = kind(settings, Task("CartPole-v1", probe.observation, probe.action, 2, 2, 0, None))
+    algorithm = kind(settings, make_task(source, workers=2))
     pool: Any = algorithm.start(Place(source, folder, 0))
     assert isinstance(pool, RayPool)
     pool.cluster.elastic = True

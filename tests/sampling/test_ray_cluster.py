@@ -13,7 +13,7 @@ from fever.envs.source import EnvSource
 from fever.errors import FeverError
 from fever.sampling.ray_cluster import connect, cores_in_reach
 from fever.system import usable_cores
-from tests.sampling.test_workers import make
+from tests.sampling.helpers import make_workers
 
 pytestmark = pytest.mark.ray
 
@@ -39,7 +39,7 @@ def places(workers: Any) -> Counter[str]:
 
 def test_workers_are_spread_by_cores_and_move_when_a_machine_dies(machines: Any) -> None:
     assert sorted(machine.cores for machine in connect(0).machines()) == [1, 2, 2]
-    workers, algorithm = make(EnvSource("CartPole-v1"), 10)
+    workers, algorithm = make_workers(EnvSource("CartPole-v1"), 10)
     try:
         cores = {machine.node: machine.cores for machine in workers.cluster.machines()}
         assert places(workers) == {node: 2 * count for node, count in cores.items()}
@@ -56,14 +56,14 @@ def test_workers_are_spread_by_cores_and_move_when_a_machine_dies(machines: Any)
 
 
 def test_shares_of_gpus_are_passed_to_ray(machines: Any) -> None:
-    workers, _ = make(EnvSource("CartPole-v1"), 2, gpus=0.25)
+    workers, _ = make_workers(EnvSource("CartPole-v1"), 2, gpus=0.25)
     try:
         facts = workers.get([actor.facts.remote() for actor in workers.actors])
         assert [fact["resources"]["GPU"] for fact in facts] == [0.25, 0.25]
     finally:
         workers.close()
     with pytest.raises(FeverError, match="want 2 GPUs together, but there are 1"):
-        make(EnvSource("CartPole-v1"), 2, gpus=1.0)
+        make_workers(EnvSource("CartPole-v1"), 2, gpus=1.0)
 
 
 def test_cores_are_those_that_affinity_and_control_groups_allow(

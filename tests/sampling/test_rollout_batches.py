@@ -21,7 +21,8 @@ from fever.errors import ContractError
 from fever.sampling.rollouts import LocalRollouts, RayRollouts, Rollouts
 from fever.sampling.spec import Fragment
 from fever.training.trainer import resume
-from tests.sampling.test_rollouts import (
+from tests.helpers import wait_for
+from tests.sampling.helpers import (
     DRAWN,
     LIMIT,
     SIZES,
@@ -31,7 +32,6 @@ from tests.sampling.test_rollouts import (
     rollouts,
     seed_of,
     spec_of,
-    wait_for,
     weights_of,
 )
 
@@ -159,7 +159,7 @@ def test_a_long_episode_that_was_not_needed_does_not_hold_up_the_next_batches(tw
 
     def before(iteration: int) -> None:
         if iteration == 1:
-            wait_for(folder / "waiting")
+            wait_for((folder / "waiting").exists, "waiting episode")
         if iteration == 5:
             (folder / "open").touch()
 
@@ -174,9 +174,9 @@ def test_an_episode_of_older_weights_is_made_anew(two: Any, learner: TRPO) -> No
 
     def before(iteration: int) -> None:
         if iteration == 1:
-            wait_for(folder / "waiting")
+            wait_for((folder / "waiting").exists, "waiting episode")
             (folder / "open").touch()
-            wait_for(folder / f"ended-{seed_of(1)}")
+            wait_for((folder / f"ended-{seed_of(1)}").exists, "ended episode")
 
     check_batches(pool, learner, 2, steps=1, before=before)
 
@@ -188,7 +188,7 @@ def test_a_worker_killed_in_the_middle_of_an_episode_changes_nothing(two: Any, r
     close_gate(folder, len(reference(1)[0]) + 1)  # in the second batch
 
     def kill() -> None:
-        wait_for(folder / "waiting")
+        wait_for((folder / "waiting").exists, "waiting episode")
         killed.append(int((folder / "waiting").read_text()))
         os.kill(killed[0], signal.SIGKILL)
 

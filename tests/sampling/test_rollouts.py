@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fever.algos.base import Task
-from fever.algos.trpo import TRPO, TRPOConfig
-from fever.envs.make import make_envs
-from fever.envs.source import EnvContext, EnvSource
 from fever.errors import ContractError
-from fever.policy import Params, distribution_for
-from fever.sampling.episodes import ROLLOUT_STREAM, EpisodeRunner
-from fever.sampling.rollouts import make_rollouts
-from fever.sampling.spec import Fragment, SamplerSpec
+from fever.policy import distribution_for
+from fever.sampling.episodes import ROLLOUT_STREAM
+from fever.sampling.spec import Fragment
 from tests.environments import (
     BrokenEnv,
     CounterEnv,
@@ -30,77 +21,12 @@ from tests.environments import (
     SameStepCounters,
     TimeLimitEnv,
 )
-
-DRAWN = "tests.environments:DrawnEnv"
-LIMIT = 120  # seconds that anything here may take on a busy machine
-SIZES = {"observations": 1, "first": 1}  # rows more than steps
-
-
-def algorithm(source: EnvSource, **settings: Any) -> TRPO:
-    probe = make_envs(source, 1, EnvContext())
-    probe.reset([0])
-    probe.close()
-    settings = {"hidden": (8,), "timesteps_per_batch": 100, **settings}
-    return TRPO(TRPOConfig(**settings), Task(source.name, probe.observation, probe.action, 1, 0, 0, None))
-
-
-def spec_of(learner: TRPO, source: EnvSource, **fields: Any) -> SamplerSpec:
-    return SamplerSpec(
-        **{"source": source, "network": learner.network, "envs": 1, "steps": 1, "gamma": 0.9, "seed": 0} | fields
-    )
-
-
-def weights_of(learner: TRPO, seed: int = 0) -> Params:
-    """Larger weights than at the start of training, so that actions depend on observations."""
-    rng = np.random.default_rng(seed)
-    return {
-        name: rng.normal(0, 0.7, value.shape).astype(np.float32)
-        for name, value in learner.weights().items()
-        if not name.startswith("observation/")
-    }
-
-
-def seed_of(number: int, seed: int = 0) -> int:
-    """With which seed the environment of a rollout is reset."""
-    return int(np.random.SeedSequence([seed, ROLLOUT_STREAM, number]).spawn(1)[0].generate_state(1)[0])
-
-
-def player(
-    target: Any = CounterEnv, limit: int | None = None, kwargs: dict[str, Any] | None = None, **fields: Any
-) -> tuple[EpisodeRunner, Params]:
-    source = EnvSource(target, kwargs or {})
-    learner = algorithm(source)
-    spec = spec_of(learner, source, **fields)
-    return EpisodeRunner(spec, learner.task.observation, learner.task.action, limit), weights_of(learner)
-
-
-@contextmanager
-def rollouts(count: int, kwargs: dict[str, Any] | None = None, limit: int | None = None) -> Iterator[Any]:
-    """A pool of players of drawn episodes, and the learner whose policy they act with."""
-    source = EnvSource(DRAWN, kwargs or {})
-    learner = algorithm(source)
-    pool = make_rollouts(spec_of(learner, source), learner.task.observation, learner.task.action, limit, count)
-    try:
-        yield pool, learner
-    finally:
-        pool.close()
-
-
-def wait_for(file: Path) -> None:
-    deadline = time.monotonic() + LIMIT
-    while not file.exists():
-        assert time.monotonic() < deadline, f"no {file} within {LIMIT} s"
-        time.sleep(0.01)
-
-
-def assert_same(here: list[Fragment], there: list[Fragment]) -> None:
-    assert [part.steps for part in here] == [part.steps for part in there]
-    for one, other in zip(here, there, strict=True):
-        assert one.arrays.keys() == other.arrays.keys()
-        for name, array in one.arrays.items():
-            np.testing.assert_array_equal(array, other.arrays[name], err_msg=name)
-            assert array.dtype == other.arrays[name].dtype
-        assert one.episodes == other.episodes
+from tests.sampling.helpers import (
+    SIZES,
+    assert_same,
+    player,
+    seed_of,
+)
 
 
 def same(here: Fragment, there: Fragment) -> bool:

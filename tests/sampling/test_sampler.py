@@ -18,7 +18,6 @@ from fever.algos.on_policy import unroll
 from fever.envs.make import make_envs
 from fever.envs.source import EnvContext, EnvSource
 from fever.errors import ContractError
-from fever.policy import Network, Params
 from fever.policy.policy import network_for
 from fever.sampling.runner import scalars
 from fever.sampling.sampler import Sampler
@@ -34,8 +33,8 @@ from tests.environments import (
     SameStepCounters,
     TimeLimitEnv,
 )
+from tests.factories import COUNTERS, random_weights
 
-COUNTERS = pytest.mark.parametrize("target", [CounterEnv, SameStepCounters, NextStepCounters])
 SAME_STEP = pytest.mark.parametrize("target", [CounterEnv, SameStepCounters])
 
 
@@ -57,14 +56,8 @@ def make(target: Any, steps: int = 5, envs: int = 2, recurrent: str = "none", **
     return Sampler(SamplerSpec(source, network, envs, steps, **fields), probe.observation, probe.action)
 
 
-def weights(network: Network) -> Params:
-    """Larger than at the start of training, so that actions depend on observations and on the recurrent state."""
-    rng = np.random.default_rng(0)
-    return {name: rng.normal(0, 0.5, value.shape).astype(np.float32) for name, value in network.init(rng).items()}
-
-
 def fragments(sampler: Sampler, count: int = 1) -> list[Fragment]:
-    return [sampler.sample(weights(sampler.spec.network)) for _ in range(count)]
+    return [sampler.sample(random_weights(sampler.spec.network)) for _ in range(count)]
 
 
 def stream(parts: list[Fragment], name: str) -> np.ndarray:
@@ -107,7 +100,7 @@ def test_a_fragment_has_the_promised_shapes(
 
 def test_a_fragment_says_who_made_it_with_which_weights_and_how_long_it_took() -> None:
     sampler = make(TimeLimitEnv, worker_index=3)
-    part = sampler.sample(weights(sampler.spec.network), version=7)
+    part = sampler.sample(random_weights(sampler.spec.network), version=7)
     assert (part.worker_index, part.version) == (3, 7)
     assert part.host
     assert 0 < part.seconds["env"] + part.seconds["inference"] <= part.seconds["total"]
@@ -126,7 +119,7 @@ def test_log_probabilities_are_those_that_the_learner_finds(target: Any, recurre
     import jax.numpy as jnp
 
     sampler = make(target, steps=6, recurrent=recurrent)
-    network, params = sampler.spec.network, weights(sampler.spec.network)
+    network, params = sampler.spec.network, random_weights(sampler.spec.network)
     part = fragments(sampler, 2)[1]
     rows = {name: jnp.asarray(part.arrays[name]) for name in ("observations", "state", "first", "actions")}
     features = unroll(network, params, rows["observations"][:-1], rows["state"], rows["first"][:-1])
@@ -191,7 +184,7 @@ def test_a_truncation_in_the_same_step_carries_the_value_of_the_true_last_observ
     target: Any, recurrent: str
 ) -> None:
     sampler = make(target, steps=9, recurrent=recurrent)
-    network, params = sampler.spec.network, weights(sampler.spec.network)
+    network, params = sampler.spec.network, random_weights(sampler.spec.network)
     (part,) = fragments(sampler)
     expected = np.full((9, 2), np.nan)
     for row, index in ((6, 0), (7, 1)):  # where the second episodes are truncated

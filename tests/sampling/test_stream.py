@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 import fever.sampling.ray_pool
-from fever.algos.base import Place, Task
+from fever.algos.base import Place
 from fever.algos.impala import Impala, ImpalaConfig
-from fever.envs.make import make_envs
-from fever.envs.source import EnvContext, EnvSource
+from fever.envs.source import EnvSource
 from fever.errors import ContractError, TrainingError
 from fever.policy import Params
 from fever.sampling.spec import Fragment
 from fever.sampling.stream import LocalStream, RayStream
+from tests.factories import make_task
 from tests.helpers import wait_for
 
 LIMIT = 120  # seconds that anything here may take on a busy machine
@@ -33,10 +33,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray")]
 
 def learner(source: EnvSource, workers: int, **settings: Any) -> Impala:
     """Of fragments of 10 steps of 2 environments; `fragments` * `queue` of them wait at most."""
-    probe = make_envs(source, 1, EnvContext())
-    probe.close()
     settings = {"hidden": (8,), "steps": 10, "minibatches": 1, **settings}
-    return Impala(ImpalaConfig(**settings), Task(source.name, probe.observation, probe.action, 2, workers, 0, None))
+    return Impala(ImpalaConfig(**settings), make_task(source, workers=workers))
 
 
 @contextmanager

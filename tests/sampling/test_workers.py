@@ -13,34 +13,19 @@ import numpy as np
 import pytest
 
 import fever
-from fever.algos.base import Task
-from fever.algos.ppo import PPO, PPOConfig
 from fever.envs.make import make_envs
 from fever.envs.source import EnvContext, EnvSource
 from fever.envs.worker_count import choose_workers
 from fever.errors import ContractError, FeverError, TrainingError
 from fever.sampling.ray_cluster import Cluster
-from fever.sampling.spec import SamplerSpec
-from fever.sampling.workers import LocalWorkers, RayWorkers
 from tests.helpers import processes_with, run_fever, wait_for, without_ray
+from tests.sampling.helpers import make_workers
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray")]
 
 
-def make(source: EnvSource, count: int, envs: int = 2, steps: int = 8, **fields: Any) -> tuple[Any, PPO]:
-    """A pool of workers (0: in this process) and the algorithm whose policy they act with."""
-    probe = make_envs(source, 1, EnvContext())
-    probe.close()
-    task = Task(source.name, probe.observation, probe.action, envs, count, 0, None)
-    algorithm = PPO(PPOConfig(steps=steps, minibatch=envs * steps), task)
-    spec = SamplerSpec(source, algorithm.network, envs, steps, 0.99, 0, **fields)
-    if count == 0:
-        return LocalWorkers(spec, probe.observation, probe.action), algorithm
-    return RayWorkers(spec, probe.observation, probe.action, count), algorithm
-
-
 def test_any_number_of_fragments_comes_from_any_number_of_workers() -> None:
-    workers, algorithm = make(EnvSource("CartPole-v1"), 2)
+    workers, algorithm = make_workers(EnvSource("CartPole-v1"), 2)
     try:
         version = workers.broadcast(algorithm.weights())
         fragments = workers.collect(5)
@@ -53,8 +38,8 @@ def test_any_number_of_fragments_comes_from_any_number_of_workers() -> None:
 
 
 def test_worker_samples_what_a_sampler_in_this_process_samples() -> None:
-    remote, algorithm = make(EnvSource("CartPole-v1"), 1)
-    local, _ = make(EnvSource("CartPole-v1"), 0)
+    remote, algorithm = make_workers(EnvSource("CartPole-v1"), 1)
+    local, _ = make_workers(EnvSource("CartPole-v1"), 0)
     try:
         for workers in (remote, local):
             workers.broadcast(algorithm.weights())
@@ -67,7 +52,7 @@ def test_worker_samples_what_a_sampler_in_this_process_samples() -> None:
 
 
 def test_worker_process_is_small_and_imports_no_learner(ray: Any) -> None:
-    workers, algorithm = make(EnvSource("CartPole-v1"), 1, envs=8)
+    workers, algorithm = make_workers(EnvSource("CartPole-v1"), 1, envs=8)
     try:
         workers.broadcast(algorithm.weights())
         workers.collect(3)
@@ -79,7 +64,7 @@ def test_worker_process_is_small_and_imports_no_learner(ray: Any) -> None:
 
 
 def test_killed_worker_is_replaced_and_its_work_redone(ray: Any) -> None:
-    workers, algorithm = make(EnvSource("tests.environments:SleepEnv", {"milliseconds": 20}), 2, steps=16)
+    workers, algorithm = make_workers(EnvSource("tests.environments:SleepEnv", {"milliseconds": 20}), 2, steps=16)
     try:
         workers.broadcast(algorithm.weights())
         victim = ray.get(workers.actors[1].facts.remote())["pid"]
@@ -97,7 +82,7 @@ def test_killed_worker_is_replaced_and_its_work_redone(ray: Any) -> None:
 
 def test_crash_inside_an_environment_costs_one_worker(tmp_path: Path) -> None:
     source = EnvSource("tests.environments:CrashEnv", {"marker": str(tmp_path / "crashed"), "at": 10})
-    workers, algorithm = make(source, 2)
+    workers, algorithm = make_workers(source, 2)
     try:
         workers.broadcast(algorithm.weights())
         for _ in range(3):
@@ -108,7 +93,7 @@ def test_crash_inside_an_environment_costs_one_worker(tmp_path: Path) -> None:
 
 
 def test_worker_that_keeps_dying_ends_the_run() -> None:
-    workers, algorithm = make(EnvSource("tests.environments:CrashEnv", {"at": 1}), 1)
+    workers, algorithm = make_workers(EnvSource("tests.environments:CrashEnv", {"at": 1}), 1)
     try:
         workers.broadcast(algorithm.weights())
         with pytest.raises(TrainingError, match="worker 0 died 6 times in a row"):
@@ -121,7 +106,7 @@ def test_worker_that_keeps_dying_ends_the_run() -> None:
 def test_worker_that_ray_ended_is_replaced_whatever_ray_calls_it(
     kind: str, ray: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workers, algorithm = make(EnvSource("CartPole-v1"), 1)
+    workers, algorithm = make_workers(EnvSource("CartPole-v1"), 1)
     try:
         workers.broadcast(algorithm.weights())
         get, errors = ray.get, [getattr(ray.exceptions, kind)("it is gone")]
@@ -139,11 +124,11 @@ def raises(error: Exception) -> None:
 def test_worker_that_dies_while_it_makes_its_environments_is_one_sentence() -> None:
     source = EnvSource("tests.environments:ExitElsewhereEnv", {"process": os.getpid()})
     with pytest.raises(TrainingError, match=r"^worker [01] died while its environments were made: .+$"):
-        make(source, 2)
+        make_workers(source, 2)
 
 
 def test_close_that_fails_leaves_ray_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    workers, _ = make(EnvSource("CartPole-v1"), 1)
+    workers, _ = make_workers(EnvSource("CartPole-v1"), 1)
     left: list[bool] = []
     with monkeypatch.context() as patch:
         patch.setattr(workers.cluster, "leave", lambda: left.append(True))
@@ -155,7 +140,7 @@ def test_close_that_fails_leaves_ray_all_the_same(monkeypatch: pytest.MonkeyPatc
 
 
 def test_broken_contract_in_a_worker_is_the_same_sentence() -> None:
-    workers, algorithm = make(EnvSource("tests.environments:BrokenEnv", {"fault": "nan_reward", "at": 3}), 2)
+    workers, algorithm = make_workers(EnvSource("tests.environments:BrokenEnv", {"fault": "nan_reward", "at": 3}), 2)
     try:
         workers.broadcast(algorithm.weights())
         with pytest.raises(ContractError, match=r"at step 3 of environment 0 of worker [01]: the reward is NaN"):
@@ -167,18 +152,20 @@ def test_broken_contract_in_a_worker_is_the_same_sentence() -> None:
 def test_environment_that_cannot_be_made_in_a_worker_is_the_same_sentence(tmp_path: Path) -> None:
     source = EnvSource("tests.environments:OnlyHereEnv", {"process": os.getpid()})
     with pytest.raises(FeverError, match="only in its own process"):
-        make(source, 2)
+        make_workers(source, 2)
 
 
 def test_environments_get_their_place_and_close_in_every_worker(tmp_path: Path) -> None:
-    workers, algorithm = make(EnvSource("tests.environments:ContextEnv"), 2, workdir=tmp_path)
+    workers, algorithm = make_workers(EnvSource("tests.environments:ContextEnv"), 2, workdir=tmp_path)
     workers.broadcast(algorithm.weights())
     workers.collect(2)
     workers.close()
     texts = sorted(path.read_text() for path in tmp_path.glob("*/context.txt"))
     assert texts == [f"worker {worker}, environment {env}" for worker in (0, 1) for env in (0, 1)]
     (tmp_path / "closed").mkdir()
-    workers, algorithm = make(EnvSource("tests.environments:ClosingEnv", {"folder": str(tmp_path / "closed")}), 1)
+    workers, algorithm = make_workers(
+        EnvSource("tests.environments:ClosingEnv", {"folder": str(tmp_path / "closed")}), 1
+    )
     (tmp_path / "closed" / "closed-0").unlink()  # by the probe
     workers.close()
     assert len(list((tmp_path / "closed").iterdir())) == 2
