@@ -1,3 +1,5 @@
+"""Fixtures that the tests of several rooms use."""
+
 from __future__ import annotations
 
 import json
@@ -13,7 +15,7 @@ from tests.helpers import run_fever
 
 @pytest.fixture
 def fever(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """The command line, started in a folder of its own."""
+    """A function that runs the command line in a temporary folder."""
 
     def call(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
         return run_fever(*words, cwd=tmp_path, **options)
@@ -23,7 +25,7 @@ def fever(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Any]:
-    """One Ray for all tests of a module that need it."""
+    """One private Ray of four cores for all tests of a module."""
     from fever.sampling.ray_cluster import connect
 
     assert connect(4).owned
@@ -35,7 +37,7 @@ def ray() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """CartPole-v1 trained once by the bare command; what `--json` printed, and the folder it ran in."""
+    """CartPole-v1 trained once by the bare command: the fields that `--json` printed, the output, and the folder."""
     folder = tmp_path_factory.mktemp("trained")
     done = run_fever("train", "CartPole-v1", "--name", "first", "--json", cwd=folder)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""What several tests use."""
+"""Functions that the tests of several rooms use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fever.runs.run import Run
 from fever.sampling.spec import Fragment
 
 ROOT = Path(__file__).parent.parent
-SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]  # of trainings to a goal
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]  # of trainings that must reach a return
 
 
 def run_fever(*words: str, cwd: Path, timeout: float = 300, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -30,7 +30,7 @@ def run_fever(*words: str, cwd: Path, timeout: float = 300, **variables: str) ->
 
 
 def split(fragment: Fragment, count: int) -> list[Fragment]:
-    """The same experience as several fragments of fewer environments."""
+    """Split a fragment into `count` fragments, each with a part of its environments."""
     parts = [copy.copy(fragment) for _ in range(count)]
     for index, part in enumerate(parts):
         part.arrays = {
@@ -40,13 +40,14 @@ def split(fragment: Fragment, count: int) -> list[Fragment]:
 
 
 def changed(fragment: Fragment, **arrays: np.ndarray) -> Fragment:
+    """A copy of a fragment with some arrays replaced."""
     other = copy.copy(fragment)
     other.arrays = {**fragment.arrays, **arrays}
     return other
 
 
 def with_other_phantoms(fragment: Fragment) -> Fragment:
-    """The same fragment with rewards, actions and their probabilities of the phantom rows made up."""
+    """A copy of a fragment whose invalid rows have random rewards, log probabilities and actions."""
     rng, arrays, valid = np.random.default_rng(5), fragment.arrays, fragment.arrays["valid"]
     return changed(
         fragment,
@@ -57,7 +58,7 @@ def with_other_phantoms(fragment: Fragment) -> Fragment:
 
 
 def wait_for(condition: Callable[[], Any], what: str, seconds: float = 120, pause: float = 0.02) -> Any:
-    """Wait until a condition holds, but not for ever."""
+    """Wait until `condition()` is true, and return its value. Fails after `seconds`."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, f"no {what} within {seconds} s"
@@ -66,7 +67,7 @@ def wait_for(condition: Callable[[], Any], what: str, seconds: float = 120, paus
 
 
 def processes_with(variable: str) -> list[str]:
-    """Command lines of processes that have this in their environment."""
+    """Command lines of the processes with this NAME=VALUE in their environment."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -78,19 +79,20 @@ def processes_with(variable: str) -> list[str]:
 
 
 def without_ray(text: str) -> str:
-    """What was printed, but for what Ray's own processes have to say on a busy machine, whenever they like."""
+    """The text without log lines of Ray's own processes, which may appear at any time on a busy machine."""
     own = re.compile(r"\[\d{4}-\d\d-\d\d .* [EW] \d+|\S*\(raylet\)")
     return "".join(line for line in text.splitlines(keepends=True) if not own.match(line))
 
 
 def has_helped(run: Path, host: str) -> bool:
-    """Whether a run has learned from episodes of workers that joined it on this machine while it trained."""
+    """Whether a run has episodes of workers that joined it on this host while it trained."""
     log = (run / "log.txt").read_text() if (run / "log.txt").is_file() else ""
     joined = {int(index) for index in re.findall(rf"worker (\d+) joins on {host}\b", log)}
     return any(row["worker"] in joined for row in Run(run).episodes())
 
 
-# A user's own environment, which hosts have never seen: it waits, and is broken on some of them.
+# A user's environment in a project that is not installed on the hosts. Its steps wait; on the hosts in %r it cannot be
+# imported.
 WAREHOUSE = '''
 import socket, time
 import gymnasium as gym
@@ -100,7 +102,7 @@ if socket.gethostname() in %r:
     raise ImportError("libwarehouse.so is not here")
 
 class Warehouse(gym.Env):
-    """Waits; the hosts have never seen it."""
+    """Steps of 2 ms, episodes of 20 steps."""
     observation_space = gym.spaces.Box(-1, 1, (2,))
     action_space = gym.spaces.Discrete(2)
     def reset(self, *, seed=None, options=None):
