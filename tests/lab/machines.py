@@ -3,7 +3,8 @@
 Each machine has its own network, hostname, processes, /dev/shm, /run and /tmp/ray; the rest of the file system is
 shared, as on a cluster with a shared home. All machines are connected to a switch, which is a namespace as well: this
 computer has no interface in a lab, a lab has no route to the outside, and two labs cannot reach each other although
-they use the same addresses. Namespaces end with their processes, and these with the test's process, even if it is killed.
+they use the same addresses. Namespaces end with their processes, and these with the test's process, even if it is
+killed.
 
     with Lab(tmp_path) as lab:
         lab.start_slurm()
