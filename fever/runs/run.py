@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -33,8 +34,7 @@ from fever.runs.checkpoint import Checkpoint, best_of
 
 FORMAT = 1  # version of the checkpoint's manifest; raised when older readers would misread a new one
 RULES = {"reward": "reward", "steps": "steps", "iterations": "iterations", "time": "seconds"}  # stop reason -> field
-LOCK_SECONDS = 1.0  # to claim a run: others hold its lock for a moment when they probe it
-PROBE_SECONDS = 0.04  # after which a lock is taken to be held by a trainer and not by another probe
+LOCK_SECONDS = 1.0  # to claim a run: `running` holds a shared lock for a moment
 
 
 class Run:
@@ -152,16 +152,13 @@ class Run:
     @property
     def running(self) -> bool:
         """Whether a process on this machine is training the run."""
-        if not (self.path / layout.LOCK).is_file():
-            return False
-        from filelock import FileLock, Timeout
-
         try:
-            with FileLock(self.path / layout.LOCK, timeout=PROBE_SECONDS, poll_interval=PROBE_SECONDS / 4):
+            with open(self.path / layout.LOCK) as file:  # filelock has no shared lock, for which reading is enough
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 return False
-        except Timeout:
+        except BlockingIOError:
             return True
-        except OSError:  # the directory belongs to another user
+        except OSError:
             return False
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -241,6 +242,9 @@ def test_one_process_at_a_time_trains_a_run(tmp_path: Path) -> None:
             other.lock()
         run.close()
         assert not other.running
+        with open(run.path / "lock") as probe:
+            fcntl.flock(probe, fcntl.LOCK_SH)  # as somebody else's look at the run does
+            assert not other.running
         other.lock()
         other.close()
     finally:
