@@ -35,6 +35,7 @@ from fever.rllib.metrics import (
     phases_of,
     reports_of,
     sampled_steps,
+    steps_metric,
 )
 from fever.rllib.settings import SETTING_OF_FIELD, default_config, fill, first_sentence, split_settings, validated
 from fever.rllib.structure import pack
@@ -153,16 +154,7 @@ class RllibLearner:
             self.algorithm.stop()
             logging.exception("RLlib could not read its checkpoint")
             raise FeverError(f"RLlib cannot resume from {checkpoint}: {first_sentence(root_cause(error))}") from error
-        self.counted = self._counted()
-
-    def _counted(self) -> int:
-        """RLlib's count of steps after it has restored a checkpoint."""
-        key = (
-            ("learners", "__all_modules__", "num_env_steps_trained_lifetime")
-            if self.rllib.is_offline
-            else ("env_runners", "num_env_steps_sampled_lifetime")
-        )
-        return int(self.algorithm.metrics.peek(key, default=0))
+        self.counted = int(self.algorithm.metrics.peek(steps_metric(self.rllib.is_offline), default=0))
 
     def _build(self) -> Any:
         try:
@@ -254,11 +246,8 @@ class RllibFiles:
 
 def root_cause(error: BaseException) -> BaseException:
     """The first FeverError in a chain of causes, or its last exception; it may be from another process."""
-    while (
-        not isinstance(error, FeverError) and (deeper := getattr(error, "cause", None) or error.__cause__) is not None
-    ):
-        error = deeper
-    return error
+    deeper = getattr(error, "cause", None) or error.__cause__
+    return error if deeper is None or isinstance(error, FeverError) else root_cause(deeper)
 
 
 def connector_states(algorithm: Any) -> dict[str, Any]:

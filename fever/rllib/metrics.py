@@ -62,12 +62,19 @@ def reports_of(steps: int, episodes: Iterator[tuple[int, str, Episode]]) -> list
     return found
 
 
-def sampled_steps(result: dict[str, Any], offline: bool) -> int:
-    """Environment steps so far by RLlib's count; for offline algorithms, the steps of the data learned from."""
+def steps_metric(offline: bool) -> tuple[str, ...]:
+    """RLlib's metric of environment steps so far; for offline algorithms, of the steps in the data learned from."""
     if offline:
-        learned = result.get("learners", {}).get("__all_modules__", {})
-        return int(_number(learned.get("num_env_steps_trained_lifetime")) or 0)
-    return int(_number(result.get("env_runners", {}).get("num_env_steps_sampled_lifetime")) or 0)
+        return "learners", "__all_modules__", "num_env_steps_trained_lifetime"
+    return "env_runners", "num_env_steps_sampled_lifetime"
+
+
+def sampled_steps(result: dict[str, Any], offline: bool) -> int:
+    """The value of `steps_metric` in a result, 0 if it is not there."""
+    value: Any = result
+    for name in steps_metric(offline):
+        value = value.get(name, {})
+    return int(_number(value) or 0)
 
 
 def phases_of(result: dict[str, Any], wall: float) -> dict[str, float]:

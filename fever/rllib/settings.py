@@ -28,7 +28,7 @@ SETTING_OF_FIELD = {field: name for name, field in RUN_FIELDS.items()}  # field 
 NOT_SETTINGS = {"env", "env_config", "log_level"}  # parameters that fever sets itself
 IMPORTED = re.compile(r"_(fn|class|cls|connector|spec|function|module)$|^on_")  # settings that may be "module:Name"
 SHARED = "shared"  # name of the policy that all agents share
-PARENTS = {f"{name}Config" for name in RLLIB_ALGORITHMS}  # whose settings are in the tables of old names
+KNOWN = {"AlgorithmConfig", *(f"{name}Config" for name in RLLIB_ALGORITHMS)}  # with settings in tables of old names
 FILTER = "MeanStdFilter"
 FILTERS = (FILTER, "NoFilter")
 
@@ -55,14 +55,13 @@ def own_names(algo: str) -> frozenset[str]:
     """Settings that an algorithm declares itself, for algorithms that are not in the tables of old names."""
     if without_prefix(algo) in RLLIB_ALGORITHMS:
         return frozenset()
-    declared = {
+    return frozenset(
         name
         for owner in type(default_config(algo)).__mro__
         for method in METHODS
-        if method in vars(owner) and owner.__name__ != "AlgorithmConfig" and owner.__name__ not in PARENTS
+        if method in vars(owner) and owner.__name__ not in KNOWN
         for name in inspect.signature(vars(owner)[method]).parameters
-    }
-    return frozenset(declared)
+    )
 
 
 def check_settings(algo: str, settings: dict[str, Any]) -> None:
@@ -87,6 +86,7 @@ def fill(config: Any, settings: dict[str, Any], algo: str, spaces: Spaces | None
     `spaces` are the environment's; None only checks the settings. `policies` may be `shared` or `separate`.
     """
     known, agents = parameters(config), spaces.agents if spaces is not None else None
+    default_network = "rl_module_spec" not in settings and without_prefix(algo) in RLLIB_ALGORITHMS
     if agents:
         settings = _with_policies(config, settings, agents)
     with silence():
@@ -97,13 +97,11 @@ def fill(config: Any, settings: dict[str, Any], algo: str, spaces: Spaces | None
                 _policies(config, value, agents)
             elif name not in known:
                 raise FeverError(_unknown(name, list(known), algo))
-            elif (
-                name == "model_config" and "rl_module_spec" not in settings and without_prefix(algo) in RLLIB_ALGORITHMS
-            ):
-                _check_model(config, value, algo)
-                _call(algo, name, value, known[name])
             else:
-                _check_kind(config, name, value, algo)
+                if name == "model_config" and default_network:
+                    _check_model(config, value, algo)
+                else:
+                    _check_kind(config, name, value, algo)
                 if isinstance(value, str) and ":" in value and IMPORTED.search(name):
                     value = import_attribute(*value.rsplit(":", 1))
                 _call(algo, name, value, known[name])
