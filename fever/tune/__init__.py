@@ -2,15 +2,15 @@
 
     runs/NAME/
       config.yaml    the configuration, whose `search` part says what is searched
-      trials/0007/   an ordinary run directory; trials/0007-seed-1/ for further seeds
-      trials.jsonl   one row for every trial that is over: number, settings, score, state, error, ...
+      trials/0007/   an ordinary run directory; trials/0007-seed-1/ for a further seed
+      trials.jsonl   one row for every trial that has ended: number, settings, score, state, error, ...
       best.yaml      the configuration of a run with the best settings: fever train -f runs/NAME/best.yaml
       search.png     scores by trial and by setting
-      summary.json   how it ended
-      log.txt        what libraries said
+      summary.json   how the search ended
+      log.txt        log records and libraries' warnings
       tune/          Ray Tune's own state, for resuming; it contains pickles
 
-What a score is: `fever/tune/score.py`. Nothing heavy is imported before a search begins.
+`fever/tune/score.py` defines the score. Nothing heavy is imported before a search begins.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def search(
     run: Run | None = None,
     trust: bool = False,
 ) -> dict[str, Any]:
-    """Search for the best settings and return the summary; with `run`, go on with an interrupted search.
+    """Search for the best settings and return the summary; with `run`, continue an interrupted search.
 
-    A search that goes on reads Ray Tune's pickles, so it has to be trusted. Raises `FeverError` for input that cannot
-    be used, then nothing is left on disk, and `TrainingError` if every trial fails, or Ray Tune itself.
+    Continuing reads Ray Tune's pickles, so it needs `trust`. Raises `FeverError` for input that cannot be used, before
+    anything is written, and `TrainingError` if every trial fails, or Ray Tune itself.
     """
     from fever.tune.study import Study
-    from fever.tune.table import QuietTable
+    from fever.tune.table import SearchDisplay
 
-    return Study(config, source, display or QuietTable(), run, trust).run()
+    return Study(config, source, display or SearchDisplay(), run, trust).run()

@@ -1,4 +1,4 @@
-"""A trial as Ray Tune runs it: an actor that goes from report to report, and is used for the next trial afterwards."""
+"""A trial as Ray Tune runs it: an actor whose every step ends with a report, and which is reused for later trials."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from ray.tune import Checkpoint, PlacementGroupFactory, Trainable
 from fever.job import JOB
 from fever.sampling.ray_cluster import WORKER_VARIABLES
 
-COMPILED = "JAX_COMPILATION_CACHE_DIR"  # trials differ in numbers more than in programs; compiling takes seconds
-ONE_CORE = {**WORKER_VARIABLES, "PJRT_NPROC": "1"}  # a trial has one; JAX and NumPy read them when they are imported
+COMPILED = "JAX_COMPILATION_CACHE_DIR"  # most trials compile the same programs, which takes seconds
+ONE_CORE = {
+    **WORKER_VARIABLES,
+    "PJRT_NPROC": "1",
+}  # JAX and NumPy read these when they are imported
 
 
 class TrialActor(Trainable):
-    """Runs trials of one search; a subclass that `for_search` makes knows which one.
+    """Runs trials of one search; `for_search` makes the subclass that knows which.
 
-    `save` and `restore` are Ray Tune's own methods with another way of storing: its way needs a file system that all
-    machines share.
+    `save` and `restore` override Ray Tune's, which need a file system that all machines share.
     """
 
-    packed: ClassVar[bytes]  # plan and environment; they name modules that only the search path finds
-    places: ClassVar[list[str]]
-    bundles: ClassVar[list[dict[str, float]]]
+    packed: ClassVar[bytes]  # plan and environment, pickled: unpickling needs the search path
+    places: ClassVar[list[str]]  # the driver's module search path
+    bundles: ClassVar[list[dict[str, float]]]  # resources of a trial
 
     @classmethod
     def for_search(cls, packed: bytes, places: list[str], bundles: list[dict[str, float]]) -> type[TrialActor]:
@@ -38,7 +40,7 @@ class TrialActor(Trainable):
         return PlacementGroupFactory(cls.bundles)
 
     def setup(self, config: dict[str, Any]) -> None:
-        os.environ.pop(JOB, None)  # the driver's: whoever has it takes all of Ray along when it leaves
+        os.environ.pop(JOB, None)  # set for the driver, which stops Ray when it exits; a trial must not
         sys.path.extend(path for path in self.places if path not in sys.path)
         import ray.cloudpickle
 
@@ -69,7 +71,7 @@ class TrialActor(Trainable):
         self.folder.close()
 
     def save(self, checkpoint_dir: str | None = None) -> _TrainingResult:
-        """Keep a copy where Ray Tune looks for it, on the driver's machine."""
+        """Copy the trial to where Ray Tune looks for it, on the driver's machine."""
         result: dict[str, Any] = dict(self._last_result or {})
         assert self._storage is not None
         self._storage._update_checkpoint_index(result)
@@ -78,7 +80,7 @@ class TrialActor(Trainable):
         return _TrainingResult(Checkpoint(str(path)) if copied else None, result)
 
     def restore(self, checkpoint_path: Any) -> None:
-        """Go on from what `save` returned, for this trial or for another."""
+        """Continue from what `save` returned, for this trial or for another."""
         self._iteration = checkpoint_path.metrics.get("training_iteration", 0)
         self._time_total = checkpoint_path.metrics.get("time_total_s", 0.0)
         path = Path(checkpoint_path.checkpoint.path)

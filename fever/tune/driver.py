@@ -1,4 +1,4 @@
-"""What belongs to the process that drives a search: its log, its environment variables, how busy its machine is."""
+"""Helpers of the process that drives a search: its log, environment variables, how busy the machine is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fever.training.logs import log_to_file
 
 @contextmanager
 def quiet(log: Path) -> Iterator[None]:
-    """Send all that libraries say to the log."""
+    """Send log records and all warnings of libraries to the log."""
     with log_to_file(log), warnings.catch_warnings():
         warnings.simplefilter("default")
         yield
@@ -22,10 +22,10 @@ def quiet(log: Path) -> Iterator[None]:
 
 @contextmanager
 def ray_messages_to_log() -> Iterator[None]:
-    """Send to the log what Ray's own processes have to say, such as that a process has died; Ray prints it."""
+    """Send to the log what Ray prints about its processes, for example that one has died."""
     from ray._private import worker
 
-    send_to_root("ray")  # it takes up its own ways when it is imported
+    send_to_root("ray")  # importing it has set up handlers of its own
     kept = worker.print_to_stdstream
     worker.print_to_stdstream = lambda data, ignore_prefix: logging.warning("Ray: %s", "\n".join(data["lines"]))
     try:
@@ -35,14 +35,14 @@ def ray_messages_to_log() -> Iterator[None]:
 
 
 def send_to_root(name: str) -> None:
-    """Have a library log like any other instead of writing to the terminal by itself."""
+    """Remove the handlers of a library's logger, so that its records go to the root logger only."""
     logger = logging.getLogger(name)
     logger.handlers, logger.propagate = [], True
 
 
 @contextmanager
 def environment(variables: dict[str, str]) -> Iterator[None]:
-    """Set environment variables for a while."""
+    """Set environment variables inside the `with` block."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -56,19 +56,19 @@ def environment(variables: dict[str, str]) -> Iterator[None]:
 
 
 class CoresBusy:
-    """The share of this machine's cores that is busy, from its making on; whoever keeps them busy."""
+    """The share of this machine's cores that has been busy, with any process, since this object was created."""
 
     def __init__(self) -> None:
         self.began = self._read()
 
     def _read(self) -> tuple[int, int] | None:
-        """Ticks in which cores were busy, and all."""
+        """Clock ticks in which cores were busy, and all ticks; None where they cannot be read."""
         try:
             with open("/proc/stat") as file:
                 ticks = [int(word) for word in file.readline().split()[1:9]]
         except (OSError, ValueError):
             return None
-        return sum(ticks) - ticks[3] - ticks[4], sum(ticks)  # idle, and idle for waiting for a disk
+        return sum(ticks) - ticks[3] - ticks[4], sum(ticks)  # idle, and idle while waiting for a disk
 
     def share(self) -> float | None:
         now = self._read()

@@ -1,4 +1,4 @@
-"""The picture of a search: how scores came about, and what each setting did to them."""
+"""The picture of a search: scores by trial, and scores by the value of each setting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GREY = "#868e96"
 
 
 def draw(records: list[Record], space: Space, title: str, path: Path) -> Path:
-    """Draw scores over trials, and one panel for every setting that was searched; returns the picture's path."""
+    """Draw scores over trials, and one panel for every setting that was searched; returns `path`."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -46,17 +46,17 @@ def draw(records: list[Record], space: Space, title: str, path: Path) -> Path:
 
 
 def _groups(records: list[Record]) -> list[tuple[str, str, list[Record]]]:
-    """Label, colour and trials of those that have a score, by how they ended."""
+    """(label, colour, trials) of trials that have a score, by how they ended."""
     scored = [one for one in records if one.score is not None and one.state != FAILED]
     early = [one for one in scored if one.state == STOPPED]
     return [
-        ("ran to its end", COLOURS[0], [one for one in scored if one.state != STOPPED]),
+        ("finished", COLOURS[0], [one for one in scored if one.state != STOPPED]),
         ("stopped early", GREY, early),
     ]
 
 
 def _draw_course(axis: Any, records: list[Record]) -> None:
-    """Every trial's score in turn, and the best so far."""
+    """Every trial's score, and the best so far."""
     for label, colour, group in _groups(records):
         if group:
             points = [(one.number, one.score) for one in group]
@@ -76,7 +76,7 @@ def _draw_course(axis: Any, records: list[Record]) -> None:
 
 
 def _draw_setting(axis: Any, records: list[Record], name: str, dimension: Dimension) -> None:
-    """Score over the values of one setting."""
+    """Scores over the values of one setting."""
     places = {plain(value): place for place, value in enumerate(dimension.values)}
 
     def place(record: Record) -> float:
@@ -98,7 +98,7 @@ def _draw_setting(axis: Any, records: list[Record], name: str, dimension: Dimens
 
 
 def _mark_failed(axis: Any, places: list[float]) -> None:
-    """Crosses at the bottom of the panel, whatever the scores are."""
+    """Draw crosses at the bottom of the panel, whatever the range of scores."""
     if places:
         bottom = axis.get_xaxis_transform()
         axis.scatter(places, [0.03] * len(places), transform=bottom, marker="x", s=24, color=COLOURS[4], label="failed")

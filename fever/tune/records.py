@@ -1,4 +1,4 @@
-"""What a search leaves besides its trials: one row for each, the best settings, and how it ended."""
+"""The results of a search: a row for every trial, the best settings, the summary."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WAITING, RUNNING, FINISHED, STOPPED, FAILED = "waiting", "running", "finished", 
 
 @dataclass(frozen=True)
 class Record:
-    """One trial, as far as it is known."""
+    """What is known about one trial."""
 
     number: int
     settings: dict[str, Any]
@@ -30,7 +30,7 @@ class Record:
     seconds: float = 0.0  # of training
     host: str = ""
     error: str | None = None  # one sentence
-    copied: list[int] = field(default_factory=list)  # trials from copies of which it went on
+    copied: list[int] = field(default_factory=list)  # numbers of the trials that it continued from copies of
 
     @property
     def over(self) -> bool:
@@ -38,13 +38,13 @@ class Record:
 
 
 def append(path: Path, record: Record) -> None:
-    """Add the row of a trial that is over."""
+    """Append the row of a trial that has ended."""
     with open_to_append(path) as file:
         file.write(json.dumps(asdict(record)) + "\n")
 
 
 def read(path: Path) -> dict[int, Record]:
-    """Number -> trial; the last row of a trial counts, and one that was cut short by a kill does not."""
+    """Trials by number. The last row of a trial counts; a line that a kill has cut off is skipped."""
     found = {}
     for line in path.read_text().splitlines() if path.is_file() else ():
         try:
@@ -56,7 +56,7 @@ def read(path: Path) -> dict[int, Record]:
 
 
 def ranked(records: Iterable[Record]) -> list[Record]:
-    """The best first: those that ran to their end, then those that were stopped early, then all others."""
+    """The best first: finished trials, running ones, those stopped early, those without a score, failed ones."""
     order = {FINISHED: 0, RUNNING: 1, WAITING: 1, STOPPED: 2, FAILED: 4}
 
     def place(record: Record) -> tuple[int, float, int]:
@@ -68,27 +68,27 @@ def ranked(records: Iterable[Record]) -> list[Record]:
 
 
 def best_of(records: Iterable[Record]) -> Record | None:
-    """The trial with the highest score; one that was stopped early only if none ran to its end."""
+    """The trial with the highest score; one that was stopped early only if none has finished."""
     candidates = [one for one in records if one.state in (FINISHED, STOPPED) and one.score is not None]
     return ranked(candidates)[0] if candidates else None
 
 
 def commonest_error(records: Iterable[Record]) -> str:
-    """What most of the failed trials failed of."""
+    """The most frequent error of failed trials."""
     errors = Counter(one.error for one in records if one.error)
     return str(errors.most_common(1)[0][0]) if errors else "nothing is known"
 
 
 def write_best(path: Path, config: RunConfig, best: Record) -> None:
-    """The configuration of one run with the best settings; `fever train -f` runs it. Of workers it says nothing if
-    trials had none: a run alone has other cores than one among many."""
+    """Write the configuration of a run with the best settings, for `fever train -f`. It leaves `workers` open if trials
+    had none, because a run alone may use more cores than one of many."""
     config = config.model_copy(update={"settings": {**config.settings, **best.settings}})
     without = ["search", "name", "runs"] + ([] if config.workers else ["workers"])
     write_atomically(path, to_yaml(config, without))
 
 
 def summarise(path: Path, config: RunConfig, records: list[Record], reason: str) -> dict[str, Any]:
-    """How the search ended, but for what only its process knows."""
+    """The summary of a search, as far as it follows from its trials."""
     best = best_of(records)
     states = Counter(one.state for one in records)
     return {

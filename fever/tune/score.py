@@ -2,12 +2,12 @@
 
     score = mean return over the budget of the stop rule
 
-that is, the area under `return_mean` over environment steps, divided by the steps. Steps before the first episode ended
-count with its return. A run that reached its goal (`stop.reward`) and stopped counts as having that goal for the rest
-of its budget. So of two settings that reach the same return, the one that gets there sooner has the higher score.
+that is, the area under `return_mean` over environment steps, divided by the steps. Steps before the end of the first
+episode count with its return. A run that reached its goal (`stop.reward`) and stopped counts with that goal for the
+rest of its budget. So of two settings that reach the same return, the one that gets there sooner has the higher score.
 
-The budget is `stop.steps`, or `stop.seconds` or `stop.iterations`, whichever is used up first. With several seeds, one
-run follows the other, and the score is that of all their budgets laid end to end.
+The budget is `stop.steps`, `stop.seconds` or `stop.iterations`, whichever is used up first. With several seeds, the
+score is the mean over all their budgets.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from typing import Any
 
 from fever.config import Stop
 
-BUDGET = 900  # of one seed, in Tune's time: nine parts, so that ASHA looks after a ninth and after a third
+BUDGET = 900  # of one seed, in units of Ray Tune's time; ASHA compares trials after a ninth and a third of it
 
 
 @dataclass
-class Course:
-    """The score of one run, while it goes on and when it has ended."""
+class LearningCurve:
+    """The learning curve of one run, reduced to its score so far."""
 
     stop: Stop
     area: float = 0.0
-    steps: int = 0  # that the area is over
+    steps: int = 0  # environment steps that the area covers
     share: float = 0.0  # of the budget that is used
-    row: dict[str, Any] = field(default_factory=dict)  # the last one
+    row: dict[str, Any] = field(default_factory=dict)  # the latest row of metrics
 
     def add(self, row: dict[str, Any]) -> None:
-        """Take in one row of metrics."""
+        """Add one row of metrics."""
         self.row = row
         value = row.get("return_mean")
         if value is not None:
@@ -41,11 +41,11 @@ class Course:
 
     @property
     def mean(self) -> float | None:
-        """Mean return so far, or None before any episode ended."""
+        """Mean return so far; None before the first episode ended."""
         return self.area / self.steps if self.steps else None
 
     def end(self, reason: str) -> float | None:
-        """The score of the run that stopped for this reason."""
+        """The score of the run, which has stopped for this reason."""
         if self.mean is None or reason != "reward" or self.stop.reward is None:
             return self.mean
         return self.mean * self.share + self.stop.reward * (1 - self.share)
@@ -57,10 +57,10 @@ def used(stop: Stop, row: dict[str, Any]) -> float:
     return max((done / limit for limit, done in limits if limit is not None), default=0.0)
 
 
-def mean_score(ended: list[float], course: Course | None) -> float | None:
-    """The score of a trial: of the seeds that have ended and of the one that goes on, each by its share."""
+def mean_score(ended: list[float], curve: LearningCurve | None) -> float | None:
+    """The score of a trial: the mean over its ended seeds and the running one, which is weighted by its share."""
     total, weight = sum(ended), float(len(ended))
-    if course is not None and course.mean is not None:
-        share = max(course.share, 1e-9)
-        total, weight = total + course.mean * share, weight + share
+    if curve is not None and curve.mean is not None:
+        share = max(curve.share, 1e-9)
+        total, weight = total + curve.mean * share, weight + share
     return total / weight if weight else None

@@ -1,4 +1,4 @@
-"""What a search may try: from `loguniform(1e-5,1e-2)` as text to values. Nothing of it is ever executed."""
+"""The search space: parses expressions such as `loguniform(1e-5,1e-2)`, without executing anything."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ ALLOWED = (
 )
 WORDS = {"true": True, "false": False, "null": None, "none": None}  # as YAML and Python write them
 BOUNDS = {"uniform": 2, "loguniform": 2, "quniform": 3, "randint": 2, "lograndint": 2}  # function -> its arguments
-INSIDE = 1e-9  # of a range, by which the points that are checked lie within: a bound itself is hardly ever drawn
+INSIDE = 1e-9  # share of a range by which checked values lie inside it: a bound itself is hardly ever drawn
 
 
 @dataclass(frozen=True)
 class Dimension:
-    """Where the values of one setting come from."""
+    """The values that one setting may take."""
 
     function: str  # one of BOUNDS, or choice
     low: float = 0.0
@@ -52,7 +52,7 @@ class Dimension:
         return self.high - 1 if self.function.endswith("randint") else self.high
 
     def edges(self) -> list[Any]:
-        """Values that stand for all: every choice, or what is just inside the bounds."""
+        """Values to check in place of all: every choice, or the two just inside the bounds."""
         if self.values:
             return list(self.values)
         if self.whole:
@@ -63,7 +63,7 @@ class Dimension:
         return [self.low + margin, self.high - margin]
 
     def domain(self, tune: Any) -> Any:
-        """The same for Ray Tune. Choices go as JSON: every searcher can tell texts apart."""
+        """The same as a domain of Ray Tune's. Choices are JSON texts, which every searcher can tell apart."""
         if self.values:
             return tune.choice([json.dumps(value) for value in self.values])
         bounds = (int(self.low), int(self.high)) if self.whole else (self.low, self.high)
@@ -71,7 +71,7 @@ class Dimension:
         return getattr(tune, self.function)(*bounds, *more)
 
     def nearest(self, value: Any) -> Any:
-        """The value of this dimension that is nearest to one that may lie outside."""
+        """The value of this dimension that is nearest to `value`, which may lie outside."""
         if self.values:
             return value
         value = min(max(value, self.low), self.last)
@@ -80,7 +80,7 @@ class Dimension:
         return round(value) if self.whole else value
 
     def value(self, drawn: Any) -> Any:
-        """The setting's value for what Ray Tune has drawn, as plain Python."""
+        """The setting's value, as plain Python, for what Ray Tune has drawn."""
         if self.values:
             return json.loads(drawn)
         return round(drawn) if self.whole else float(drawn)
@@ -88,22 +88,22 @@ class Dimension:
 
 @dataclass(frozen=True)
 class Space:
-    """Settings and where their values come from."""
+    """The settings that are searched, and the values that each may take."""
 
     dimensions: dict[str, Dimension]
 
     @property
     def points(self) -> int:
-        """Combinations of all choices."""
+        """The number of combinations of choices."""
         return math.prod(len(dimension.values) for dimension in self.dimensions.values())
 
     @property
     def first(self) -> dict[str, Any]:
-        """A value of every setting, for a look at what they lead to."""
+        """One value of every setting, to check the others or the resources of a trial with."""
         return {name: dimension.edges()[0] for name, dimension in self.dimensions.items()}
 
     def domains(self, tune: Any, grid: bool = False) -> dict[str, Any]:
-        """What Ray Tune draws from, or goes through one by one."""
+        """The domains that Ray Tune draws from; with `grid`, the values that it enumerates."""
         if grid:
             texts = {name: [json.dumps(value) for value in one.values] for name, one in self.dimensions.items()}
             return {name: tune.grid_search(values) for name, values in texts.items()}
@@ -115,7 +115,7 @@ class Space:
         return {name: texts[name] or one.domain(tune) for name, one in self.dimensions.items()}
 
     def within(self, drawn: dict[str, Any]) -> dict[str, Any]:
-        """What was drawn and changed, moved back into the space."""
+        """Values that population-based training has changed, moved back into the space."""
         moved = {name: one.nearest(drawn[name]) for name, one in self.dimensions.items()}
         return {**drawn, **moved}
 
@@ -125,15 +125,15 @@ class Space:
 
 
 def is_space_expression(text: str) -> bool:
-    """Whether the value of `name=value` says where values come from (`loguniform(1e-5,1e-2)`) instead of being one.
+    """Whether the value of `name=value` is an expression such as `loguniform(1e-5,1e-2)` and not a plain value.
 
-    Anything that begins like a call does, so that what is misspelt is refused with what is allowed.
+    Everything that looks like a call is one, so that a misspelt function gets an error that lists the allowed ones.
     """
     return re.match(r"\s*[A-Za-z_]\w*\s*\(", text) is not None
 
 
 def parse(space: dict[str, str]) -> Space:
-    """Read all expressions; what is wrong with one becomes one sentence."""
+    """Read all expressions; raises `FeverError` for the first that is wrong."""
     return Space({name: parse_dimension(name, text) for name, text in space.items()})
 
 
@@ -176,7 +176,7 @@ def _check_bounds(name: str, text: str, function: str, values: list[Any]) -> Non
 
 
 def _literal(name: str, text: str, node: ast.expr) -> Any:
-    """A value as Python or YAML writes it; a bare word is a text. Tuples are lists, as in YAML."""
+    """A value as Python or YAML writes it. A bare word is a string; tuples become lists, as in YAML."""
     if isinstance(node, ast.Name):
         return WORDS.get(node.id.lower(), node.id)
     if isinstance(node, (ast.List, ast.Tuple)):
@@ -200,7 +200,7 @@ def _refusal(name: str, text: str, why: str) -> FeverError:
 
 
 def check_space(config: RunConfig, space: Space) -> None:
-    """Refuse settings that the algorithm does not have, and ranges that hold values it cannot use."""
+    """Raise `FeverError` for settings that the algorithm does not have, and for ranges with values that it refuses."""
 
     provider = find_provider(config.algo)
     for name, dimension in space.dimensions.items():

@@ -1,4 +1,4 @@
-"""The driver of a search: checks everything, starts Ray, has Ray Tune run the trials, and writes what they found."""
+"""The driver of a search: checks its input, starts Ray, has Ray Tune run the trials, and writes the results."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from fever.tune.store import SearchFolder, TrialStore
 from fever.tune.table import SearchDisplay
 from fever.tune.trial import Plan
 
-TUNE_SETTINGS = {  # read by Ray Tune: no files but ours, no signals but ours, no working directories of its own
+TUNE_SETTINGS = {  # environment variables of Ray Tune: it writes no logs, handles no signals, changes no directory
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0",
-    "RAY_AIR_NEW_OUTPUT": "0",  # which prints whatever `verbose` says
+    "RAY_AIR_NEW_OUTPUT": "0",  # the new output prints whatever `verbose` says
 }
 NETWORK = {*NetworkSettings.model_fields, "recurrent", "recurrent_size", "log_std", "dueling"}  # a checkpoint fits one
 
 
 class Study:
-    """One search, from its configuration or from where it was interrupted to its summary."""
+    """One search, from its beginning or from where it was interrupted to its summary."""
 
     def __init__(
         self, config: RunConfig, source: EnvSource | None, display: SearchDisplay, run: Run | None, trust: bool
@@ -67,7 +67,7 @@ class Study:
         self.parallel = self.search.parallel or max(1, cores_in_reach() // self.cores)
 
     def run(self) -> dict[str, Any]:
-        """Run all trials that are left; leave a complete run directory, whatever happens."""
+        """Run all trials that have not ended; leave a complete run directory, whatever happens."""
         run = self.resuming or Run.create(self.config, facts())
         run.lock()
         began = time.monotonic()
@@ -77,7 +77,7 @@ class Study:
         try:
             with quiet(run.path / layout.LOG):
                 (run.path / layout.SUMMARY).unlink(missing_ok=True)
-                run.write_config(self.config)  # which has changed if a search goes on with other stop rules
+                run.write_config(self.config)  # its stop rules may have changed
                 busy = CoresBusy()
                 try:
                     with interrupts:
@@ -116,7 +116,7 @@ class Study:
             cluster.leave()
 
     def _plan(self, folder: SearchFolder, compiled: str) -> Plan:
-        """What every trial is told."""
+        """What every trial needs to know."""
         alone = self.config.model_copy(update={"search": None})
         return Plan(alone, self.space, self.search.seeds, self.search.scheduler == "pbt", folder, compiled)
 
@@ -137,23 +137,23 @@ class Study:
                 raise TrainingError(f"Ray Tune failed: {what}; more is in {run.path / 'log.txt'}") from error
 
     def _finish(self, run: Run, reason: str, seconds: float, busy: float | None) -> dict[str, Any]:
-        """Write what was found, and say so."""
+        """Write the results and show the summary."""
         if reason == "trials":
-            for copy in (run.path / layout.TUNE).glob("*/checkpoint_*"):  # nobody will go on from them
+            for copy in (run.path / layout.TUNE).glob("*/checkpoint_*"):  # no trial will continue from them
                 shutil.rmtree(copy)
         summary = self._write(run, reason, seconds, busy)
         if summary["stop_reason"] == "failed":
             found = list(records.read(run.path / layout.TRIALS_TABLE).values())
             raise TrainingError(
-                f"all {len(found)} trials failed, most of them so: {records.commonest_error(found)} "
-                f"(all are in {run.path / 'trials.jsonl'})"
+                f"all {len(found)} trials failed, most of them with: {records.commonest_error(found)}; "
+                f"{run.path / layout.TRIALS_TABLE} has all errors"
             )
         self.display.finish(summary)
         return summary
 
     def _write(self, run: Run, reason: str, seconds: float, busy: float | None) -> dict[str, Any]:
-        """Write the best settings, the picture and the summary, and return that; it says `failed` if no trial has a
-        score."""
+        """Write the best settings, the picture and the summary; returns the summary. Its stop reason is `failed` if no
+        trial has a score."""
         found = list(records.read(run.path / layout.TRIALS_TABLE).values())
         best = records.best_of(found)
         failed = reason == "trials" and best is None
@@ -170,46 +170,46 @@ class Study:
 
 
 def check_kind(config: RunConfig, space: Space) -> None:
-    """Refuse what does not go together."""
+    """Raise `FeverError` if method, scheduler and space do not fit together."""
     search, provider = config.search, find_provider(config.algo)
     assert search is not None
     network = provider.network_settings if provider is not None else NETWORK
     ranges = [name for name, dimension in space.dimensions.items() if not dimension.values]
     if search.method == "grid" and ranges:
-        raise FeverError(f"a grid goes through choice(...) only, and {ranges[0]} has a range; use random or optuna")
+        raise FeverError(f"a grid needs choice(...), but {ranges[0]} has a range; use --search random or optuna")
     if search.scheduler != "pbt":
         return
     if search.method != "random":
-        raise FeverError(f"pbt changes settings by itself, beginning with random ones; leave {search.method} out")
+        raise FeverError(f"pbt starts with random settings and changes them itself; leave out --search {search.method}")
     if search.seeds > 1:
-        raise FeverError("pbt copies one course of learning onto another, so a trial has one seed")
+        raise FeverError("pbt copies one run onto another, so a trial has one seed; leave out --seeds")
     if search.trials < 2:
-        raise FeverError("pbt needs at least two trials, to copy one onto another")
+        raise FeverError("pbt needs at least two trials, to copy one to another")
     if fixed := [name for name in space.dimensions if name.partition(".")[0] in network]:
         raise FeverError(
-            f"pbt cannot search {fixed[0]}: a trial goes on from another's checkpoint, which fits one network only"
+            f"pbt cannot search {fixed[0]}: trials continue from each other's checkpoints, so all have the same network"
         )
 
 
 def may_resume(run: Run, trust: bool) -> bool:
-    """Whether Ray Tune has left a state to go on from; refuse to read it, and pickles of its trials, unless trusted."""
+    """Whether there is a state of Ray Tune's to continue from. Raises `FeverError` if reading it, or pickles of trials,
+    needs trust."""
     if (run.summary or {}).get("stop_reason") == "trials":
-        raise FeverError(f"{run.path} has run all its trials; its best settings are in {run.path / 'best.yaml'}")
+        raise FeverError(f"{run.path} has run all its trials; its best settings are in {run.path / layout.BEST}")
     resumable = (run.path / layout.TUNE / "tuner.pkl").is_file()
-    left = any(
-        run.path.glob(f"{layout.TRIALS}/*/{layout.CHECKPOINTS}/*/{layout.FILES}")
-    )  # trials go on from them, also in a search begun anew
-    if (resumable or left) and not trust and current_job() is None:  # a job that goes on by itself has written them
+    pickles = f"{layout.TRIALS}/*/{layout.CHECKPOINTS}/*/{layout.FILES}"
+    left = any(run.path.glob(pickles))  # trials continue from them, even if Ray Tune starts anew
+    if (resumable or left) and not trust and current_job() is None:  # a requeued job wrote them itself
         where = run.path / (layout.TUNE if resumable else layout.TRIALS)
         raise FeverError(
-            f"going on with a search reads pickles in {where}, which can run any program; "
+            f"continuing a search reads pickles in {where}, which can run any program; "
             "if you know where they come from, add --trust"
         )
     return resumable
 
 
 def require_packages(method: str) -> None:
-    """Refuse a search whose packages are not installed."""
+    """Raise `FeverError` if a package that the search needs is not installed."""
     from importlib.util import find_spec
 
     names = ["pandas", "pyarrow", "tensorboardX", *(["optuna"] if method == "optuna" else [])]
@@ -220,14 +220,14 @@ def require_packages(method: str) -> None:
 
 
 def try_once(source: EnvSource) -> None:
-    """Make the environment once, so that what is wrong with it is said before anything starts."""
+    """Create the environment once, so that an error in it is raised before anything starts."""
     with tempfile.TemporaryDirectory(prefix="fever-") as folder:
         make_any(source, EnvContext(workdir=Path(folder))).close()
 
 
 def resolve(config: RunConfig, source: EnvSource) -> RunConfig:
-    """The configuration of the trials: with a budget, and with the workers inside each. `auto`, `all` and nothing said
-    mean none there: a trial for every core keeps all of them busy."""
+    """The configuration of the trials, with a budget and a number of workers. `auto`, `all` and None become 0: trials
+    on all cores keep the machine busy."""
     provider = find_provider(config.algo)
     if provider is not None:
         config = provider.resolve(config)  # a number of workers may be among the settings

@@ -1,4 +1,4 @@
-"""What a person sees of a search: a live table on a terminal, plain lines elsewhere, or nothing."""
+"""Displays of a search: a live table on a terminal, plain lines elsewhere, or nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from fever import layout
 from fever.config import RunConfig
@@ -22,39 +22,30 @@ LINE_SECONDS = 10.0  # between plain lines
 STYLES = {RUNNING: "cyan", FAILED: "red", STOPPED: "dim", WAITING: "dim", FINISHED: ""}
 
 
-class SearchDisplay(Protocol):
-    """What a search tells; every call returns at once."""
+class SearchDisplay:
+    """Shows a search to a person; this one shows nothing. Every method returns at once."""
 
-    def message(self, text: str) -> None: ...
-    def start(self, config: RunConfig, path: Path, trials: int, cores: float) -> None: ...
+    def message(self, text: str) -> None:
+        """Show one sentence."""
+
+    def start(self, config: RunConfig, path: Path, trials: int, cores: float) -> None:
+        """The search begins in this run directory."""
+
     def update(self, records: list[Record]) -> None:
-        """Called many times a second."""
-        ...
+        """Show how all trials stand; called many times a second."""
 
     def ended(self, record: Record) -> None:
-        """A trial is over."""
-        ...
+        """A trial has ended."""
 
     def stop(self) -> None:
-        """The terminal is given back; nothing live any more."""
-        ...
+        """Give the terminal back: nothing is redrawn from now on."""
 
-    def finish(self, summary: dict[str, Any]) -> None: ...
-
-
-class QuietTable:
-    """Nothing at all."""
-
-    def message(self, text: str) -> None: ...
-    def start(self, config: RunConfig, path: Path, trials: int, cores: float) -> None: ...
-    def update(self, records: list[Record]) -> None: ...
-    def ended(self, record: Record) -> None: ...
-    def stop(self) -> None: ...
-    def finish(self, summary: dict[str, Any]) -> None: ...
+    def finish(self, summary: dict[str, Any]) -> None:
+        """Show how the search ended."""
 
 
-class PlainTable:
-    """A line for every trial that is over, and one about all of them every few seconds."""
+class PlainTable(SearchDisplay):
+    """A line for every trial that has ended, and one about all of them every few seconds."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -78,14 +69,12 @@ class PlainTable:
         what = record.error or numbers
         self.message(f"trial {record.number} {record.state}: {what}  ({settings_text(record.settings)})")
 
-    def stop(self) -> None: ...
-
     def finish(self, summary: dict[str, Any]) -> None:
         for line in closing_lines(summary):
             self.message(line)
 
 
-class LiveTable:
+class LiveTable(SearchDisplay):
     """A table that is redrawn in place, the best trials first."""
 
     def __init__(self, console: Console) -> None:
@@ -152,7 +141,7 @@ def header(records: list[Record], trials: int, seconds: float, cores: float) -> 
     """How the search stands, in one line."""
     states = Counter(record.state for record in records)
     over = states[FINISHED] + states[STOPPED] + states[FAILED]
-    parts = [f"{format_duration(seconds)}", f"{over} of {trials} trials over", f"{states[RUNNING]} running"]
+    parts = [f"{format_duration(seconds)}", f"{over} of {trials} trials done", f"{states[RUNNING]} running"]
     parts += [f"{states[state]} {state}" for state in (STOPPED, FAILED) if states[state]]
     best = best_of(records)
     if best is not None:
@@ -161,7 +150,7 @@ def header(records: list[Record], trials: int, seconds: float, cores: float) -> 
 
 
 def closing_lines(summary: dict[str, Any]) -> list[str]:
-    """How it ended and what can be done next."""
+    """How the search ended, and the next command."""
     run, best = summary["run"], summary["best"]
     counts = f"{summary['trials']} trials ({summary['stopped_early']} stopped early, {summary['failed']} failed)"
     complete = summary["stop_reason"] == "trials"
@@ -193,4 +182,4 @@ def plain(value: Any) -> str:
 
 def make_table(kind: str, to_stderr: bool = False) -> SearchDisplay:
     """`auto` (live on a terminal, lines elsewhere), or `quiet`."""
-    return for_audience(kind, to_stderr, QuietTable, PlainTable, LiveTable)
+    return for_audience(kind, to_stderr, SearchDisplay, PlainTable, LiveTable)

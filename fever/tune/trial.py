@@ -27,14 +27,14 @@ from fever.files import read_json, write_atomically
 from fever.runs.facts import facts
 from fever.runs.run import Run
 from fever.training.callbacks import Callback, TrainingInfo
-from fever.tune.score import BUDGET, Course, mean_score
+from fever.tune.score import BUDGET, LearningCurve, mean_score
 from fever.tune.space import Space
 from fever.tune.store import SearchFolder, TrialFolder, read_list
 
-REPORT_SHARE = 0.01  # of the budget between two reports,
-REPORT_SECONDS = 1.0  # but not longer than this
-SEND_SECONDS = 20.0  # between two times that a trial on another machine sends its files
-PERTURBATIONS = 8  # parts of a trial's budget, at the end of each of which it may be copied or go on from a copy
+REPORT_SHARE = 0.01  # share of the budget between two reports,
+REPORT_SECONDS = 1.0  # but at most this long
+SEND_SECONDS = 20.0  # between two copies of a trial's files from another machine to the driver's
+PERTURBATIONS = 8  # parts of a trial's budget; after each it may be copied, or continue from another's copy
 ENDED = ("reward", "steps", "iterations", "time")  # stop reasons of a run that needs no more
 HISTORY = (layout.METRICS, layout.EPISODES)  # what a copy of a run has besides a checkpoint
 
@@ -43,10 +43,10 @@ HISTORY = (layout.METRICS, layout.EPISODES)  # what a copy of a run has besides 
 class Plan:
     """What every trial of a search needs to know."""
 
-    config: RunConfig  # of every run, but for what the trial changes
+    config: RunConfig  # of every run, except for what a trial changes
     space: Space
     seeds: int
-    copies: bool  # trials go on from copies of others
+    copies: bool  # population-based training: trials continue from copies of others
     folder: SearchFolder
     compiled: str  # folder on the driver's machine for what JAX has compiled
 
@@ -62,7 +62,7 @@ class Plan:
 
 
 def run_name(number: int, seed: int | None = None) -> str:
-    """The name of a trial's run directory; its first one bears no seed."""
+    """The name of a trial's run directory; the first one has no seed in it."""
     return f"{number:04d}" if seed is None else f"{number:04d}-seed-{seed}"
 
 
@@ -79,23 +79,23 @@ class Trial(Callback):
         self.number, self.settings = number, settings
         self.ended: list[float] = []  # scores of the seeds that are done
         self.steps_before, self.seconds_before = 0, 0.0  # in those
-        self.course: Course | None = None  # of the seed that goes on
+        self.curve: LearningCurve | None = None  # of the seed that is being trained
         self.reported = self.sent = time.monotonic()
         self.reported_share = 0.0
         self.parts = 0  # of PERTURBATIONS that have been reported
         self.stopping = False
         self.reports: queue.Queue[dict[str, Any] | Exception] = queue.Queue()
-        self.may_go_on = threading.Semaphore(0)
+        self.may_continue = threading.Semaphore(0)
         self.thread = threading.Thread(target=self._main, name="trial", daemon=True)
 
-    # what the process calls, between reports
+    # what the actor calls, between reports
 
     def next(self) -> dict[str, Any]:
-        """The next report; what went wrong instead of one is raised as one sentence."""
+        """Run until the next report and return it. Raises `FeverError` or `TrainingError` if the trial fails."""
         if self.thread.ident is None:
             self.thread.start()
         else:
-            self.may_go_on.release()
+            self.may_continue.release()
         report = self.reports.get()
         if isinstance(report, (FeverError, TrainingError)):
             raise report
@@ -104,14 +104,14 @@ class Trial(Callback):
         return report
 
     def end(self) -> None:
-        """Stop now; a run that is under way saves its state and sends it home first.
+        """Stop; a run that is being trained saves its state, which is copied to the driver's machine.
 
         At the end of a search Ray Tune waits about ten seconds for that and then kills the process. A run that takes
-        longer, to finish an iteration for example, goes on from the checkpoint before.
+        longer, for example to finish an iteration, later continues from the checkpoint before.
         """
         if self.thread.is_alive():
             self.stopping = True
-            self.may_go_on.release()
+            self.may_continue.release()
             self.thread.join()
 
     # the thread
@@ -130,16 +130,16 @@ class Trial(Callback):
                 self.reports.put(TrainingError(f"it was ended from inside, by {error!r}"))
 
     def _run(self, index: int) -> None:
-        """Train one seed to its end, from where it stands."""
+        """Train one seed to its end, from its last checkpoint if it has one."""
         from fever.training import trainer
 
         config = self.plan.run_config(self.number, self.settings, index, self.folder.root)
         name = f"{layout.TRIALS}/{config.name}"
-        run = self._left(self.folder.fetch(name), config)
-        self.course = Course(config.stop)
+        run = self._previous_run(self.folder.fetch(name), config)
+        self.curve = LearningCurve(config.stop)
         self.reported_share = 0.0
-        reason = self._take_in(run) if run else ""
-        self.parts = int(PERTURBATIONS * self.course.share)
+        reason = self._score_previous(run) if run else ""
+        self.parts = int(PERTURBATIONS * self.curve.share)
         try:
             if run is None:
                 reason = trainer.train(config, self.source, callbacks=[self]).stop_reason
@@ -149,15 +149,15 @@ class Trial(Callback):
             self.folder.send(name)
         if reason not in ENDED or self.stopping:
             raise KeyboardInterrupt
-        score = self.course.end(reason)
+        score = self.curve.end(reason)
         if score is None:
-            raise TrainingError(f"no episode ended within {self.course.row.get('steps', 0):,} steps: there is no score")
+            raise TrainingError(f"no episode ended within {self.curve.row.get('steps', 0):,} steps: there is no score")
         self.ended.append(score)
-        self.steps_before += self.course.row["steps"]
-        self.seconds_before += self.course.row["seconds"]
+        self.steps_before += self.curve.row["steps"]
+        self.seconds_before += self.curve.row["seconds"]
 
-    def _left(self, path: Path, config: RunConfig) -> Run | None:
-        """The run that an interrupted search has left here, if it is this one; otherwise it is removed."""
+    def _previous_run(self, path: Path, config: RunConfig) -> Run | None:
+        """The run that an interrupted search left for this trial, or None. A run with other settings is removed."""
         if not (path / layout.CONFIG).is_file():
             shutil.rmtree(path, ignore_errors=True)
             return None
@@ -174,31 +174,31 @@ class Trial(Callback):
         kept = run.config.settings
         return all(name in kept and kept[name] == value for name, value in wanted.items())
 
-    def _take_in(self, run: Run) -> str:
-        """Score what a run has done up to its last checkpoint; returns why it ended, or nothing."""
-        assert self.course is not None
+    def _score_previous(self, run: Run) -> str:
+        """Score a run up to its last checkpoint; returns its stop reason, empty if it has not ended."""
+        assert self.curve is not None
         last = run.checkpoint()
         for row in run.metrics():
             if row["iteration"] <= last.iteration:
-                self.course.add(row)
-        if run.summary is not None and run.summary["stop_reason"] in ENDED and self.course.row == run.metrics()[-1]:
+                self.curve.add(row)
+        if run.summary is not None and run.summary["stop_reason"] in ENDED and self.curve.row == run.metrics()[-1]:
             return run.summary["stop_reason"]
-        goal = self.course.stop.reward
+        goal = self.curve.stop.reward
         if goal is not None and last.score is not None and last.score >= goal:
             return "reward"
-        return "steps" if self.course.share >= 1 else ""
+        return "steps" if self.curve.share >= 1 else ""
 
     # what the trainer calls
 
     def on_iteration(self, info: TrainingInfo) -> None:
         """Report if it is time to. Where other trials may continue from this one, a checkpoint comes first."""
-        course = self.course
-        assert course is not None
-        course.add(info.metrics)
+        curve = self.curve
+        assert curve is not None
+        curve.add(info.metrics)
         now = time.monotonic()
-        due = course.share - self.reported_share >= REPORT_SHARE or now - self.reported >= REPORT_SECONDS
-        if due and self._may_report(course):
-            if self.plan.copies and int(PERTURBATIONS * course.share) > self.parts:
+        due = curve.share - self.reported_share >= REPORT_SHARE or now - self.reported >= REPORT_SECONDS
+        if due and self._may_report(curve):
+            if self.plan.copies and int(PERTURBATIONS * curve.share) > self.parts:
                 info.request_checkpoint()
             else:
                 self._pause(info)
@@ -207,22 +207,22 @@ class Trial(Callback):
             self.folder.send(f"{layout.TRIALS}/{run_name(self.number, self._seed())}")
 
     def on_checkpoint(self, info: TrainingInfo, path: Path) -> None:
-        course = self.course
-        assert course is not None
-        parts = int(PERTURBATIONS * course.share)
-        if self.plan.copies and parts > self.parts and self._may_report(course) and not self.stopping:
+        curve = self.curve
+        assert curve is not None
+        parts = int(PERTURBATIONS * curve.share)
+        if self.plan.copies and parts > self.parts and self._may_report(curve) and not self.stopping:
             self.parts = parts
             self._pause(info)
 
-    def _may_report(self, course: Course) -> bool:
-        return course.share < 1 and course.mean is not None
+    def _may_report(self, curve: LearningCurve) -> bool:
+        return curve.share < 1 and curve.mean is not None
 
     def _pause(self, info: TrainingInfo) -> None:
         """Report, and wait until the trial may continue or is to stop. Between iterations the state is whole."""
-        assert self.course is not None
-        self.reported, self.reported_share = time.monotonic(), self.course.share
+        assert self.curve is not None
+        self.reported, self.reported_share = time.monotonic(), self.curve.share
         self.reports.put(self._report())
-        self.may_go_on.acquire()
+        self.may_continue.acquire()
         if self.stopping:
             info.request_stop("interrupted")
 
@@ -230,17 +230,17 @@ class Trial(Callback):
         return self.plan.config.seed + len(self.ended) if self.ended else None
 
     def _report(self, finished: bool = False) -> dict[str, Any]:
-        """What Ray Tune is told; `time` is what it compares trials at. Where there are copies, it stands still until
-        there is a checkpoint to copy."""
-        course = None if finished else self.course
-        row = self.course.row if self.course else {}
-        share = 0.0 if course is None else self.parts / PERTURBATIONS if self.plan.copies else course.share
+        """The report to Ray Tune, which compares trials at the same `time`. Where trials are copied, `time` advances
+        with checkpoints only."""
+        curve = None if finished else self.curve
+        row = self.curve.row if self.curve else {}
+        share = 0.0 if curve is None else self.parts / PERTURBATIONS if self.plan.copies else curve.share
         return {
-            "score": mean_score(self.ended, course),
-            "time": int(BUDGET * (len(self.ended) + share)),  # the whole budget only when it is finished
+            "score": mean_score(self.ended, curve),
+            "time": int(BUDGET * (len(self.ended) + share)),  # reaches the whole budget only when finished
             "return_mean": row.get("return_mean"),
-            "steps": self.steps_before + (row["steps"] if course else 0),
-            "seconds": round(self.seconds_before + (row["seconds"] if course else 0.0), 3),
+            "steps": self.steps_before + (row["steps"] if curve else 0),
+            "seconds": round(self.seconds_before + (row["seconds"] if curve else 0.0), 3),
             "copied": json.dumps([copy["trial"] for copy in self._copied()]),
             "finished": finished,
             "done": finished,
@@ -249,7 +249,7 @@ class Trial(Callback):
     # copies, for population-based training
 
     def copy(self, name: str) -> bool:
-        """Keep a copy of where this trial stands under a name; False if there is no checkpoint yet."""
+        """Copy the last checkpoint and the metrics to a folder of this name; False if there is no checkpoint yet."""
         path = self.folder.root / layout.TRIALS / run_name(self.number)
         found = Run(path).checkpoints()
         if not found:
@@ -266,11 +266,11 @@ class Trial(Callback):
         return True
 
     def adopt(self, name: str) -> None:
-        """Go on from another trial's copy, with this trial's settings; from its own files if the copy is its own, is
-        gone, or was taken already."""
+        """Continue from another trial's copy, with this trial's settings. A copy that is this trial's own, that it has
+        continued from already, or that is gone changes nothing."""
         copy = self.folder.fetch(name)
         if not (copy / layout.ORIGIN).is_file():
-            logging.warning("trial %d goes on from its own checkpoint: %s is gone", self.number, name)
+            logging.warning("trial %d continues from its own checkpoint: %s is gone", self.number, name)
             return
         origin = read_json(copy / layout.ORIGIN)
         copied = self._copied()
@@ -288,7 +288,7 @@ class Trial(Callback):
         self.folder.send(f"{layout.TRIALS}/{config.name}")
 
     def _copied(self) -> list[dict[str, Any]]:
-        """The copies that this trial has gone on from, the first one first."""
+        """The copies that this trial has continued from, the first one first."""
         if not self.plan.copies:
             return []
         return read_list(self.folder.root / layout.TRIALS / run_name(self.number) / layout.COPIED)

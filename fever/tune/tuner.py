@@ -1,4 +1,4 @@
-"""Ray Tune's own objects for a search: who proposes values, who stops trials, where its state is."""
+"""Ray Tune's objects for a search: the searcher that proposes values, the scheduler that stops trials, the tuner."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from fever.tune.watch import Watcher
 if TYPE_CHECKING:
     from fever.tune.study import Study
 
-REDUCTION = 3  # ASHA: of the trials that get so far, a third goes on
+REDUCTION = 3  # ASHA: a third of the trials that reach a comparison continue
 FIRST_LOOK = BUDGET // REDUCTION**2  # when ASHA compares for the first time
-SLACK = 0.1  # of a core, that a trial with workers leaves to them
-COPIES_KEPT = 4  # of every trial; one that wants a copy may be slow to come for it
+SLACK = 0.1  # share of a core that a trial with workers leaves free for them
+COPIES_KEPT = 4  # copies kept of every trial; another trial may be slow to fetch one
 
 
 class Population(PopulationBasedTraining):
-    """Population-based training whose trials pause for others only if there is not room for all of them.
+    """Population-based training whose trials pause for others only if not all of them fit on the cluster.
 
-    Ray Tune's pause whenever another one happens to be between two courses, and lose the episodes they are in.
+    With Ray Tune's own, a trial pauses whenever another one waits for a moment, and loses its unfinished episodes.
     """
 
     def __init__(self, yields: bool, **options: Any) -> None:
@@ -47,19 +47,19 @@ class Population(PopulationBasedTraining):
 
 
 def make_tuner(study: Study, run: Run, plan: Plan, cluster: Cluster, watcher: Watcher, slots: int) -> tune.Tuner:
-    """A tuner that begins, or goes on with what one has left in the run directory."""
+    """A tuner for a new search, or one that continues from the state in the run directory."""
     search, parallel = study.search, min(study.parallel, slots)
     packed = cluster.ray.cloudpickle.dumps((plan, study.source))
     trainable = TrialActor.for_search(packed, search_path(), trial_bundles(study, cluster))
     space = study.space.domains(tune, grid=search.method == "grid")
     if search.method == "optuna":
-        import optuna  # noqa: F401 - it takes up its own ways of logging when it is imported
+        import optuna  # noqa: F401 - importing it sets up its logging
 
         send_to_root("optuna")
     if study.resumable:
         tuner = tune.Tuner.restore(str(plan.folder.root / layout.TUNE), trainable, param_space=space)
         assert tuner._local_tuner is not None
-        tuner._local_tuner.get_run_config().callbacks = [watcher]  # the one it has kept belongs to an ended process
+        tuner._local_tuner.get_run_config().callbacks = [watcher]  # the stored one belongs to a process that has ended
         return tuner
     searcher: Any = None
     if search.method == "optuna":
@@ -67,7 +67,7 @@ def make_tuner(study: Study, run: Run, plan: Plan, cluster: Cluster, watcher: Wa
 
         searcher = OptunaSearch(seed=study.config.seed)
     else:
-        limited = (parallel < slots or study.workers) and search.scheduler != "pbt"  # otherwise by cores alone
+        limited = (parallel < slots or study.workers) and search.scheduler != "pbt"  # otherwise only cores limit them
         searcher = BasicVariantGenerator(max_concurrent=parallel if limited else 0, random_state=study.config.seed)
     name = name_from_one if search.method == "optuna" else name_from_zero
     return tune.Tuner(
@@ -95,7 +95,7 @@ def make_tuner(study: Study, run: Run, plan: Plan, cluster: Cluster, watcher: Wa
 
 
 def make_scheduler(study: Study, plan: Plan) -> Any:
-    """Who decides which trials go on; None: all do."""
+    """The scheduler that stops or copies trials; None if all run to their end."""
     search = study.search
     if search.scheduler == "asha":
         whole = BUDGET * search.seeds
@@ -103,7 +103,7 @@ def make_scheduler(study: Study, plan: Plan) -> Any:
             time_attr="time", max_t=whole, grace_period=FIRST_LOOK * search.seeds, reduction_factor=REDUCTION
         )
     if search.scheduler == "pbt":
-        random.seed(study.config.seed)  # it draws from the global generators
+        random.seed(study.config.seed)  # it uses the global random generators
         np.random.seed(study.config.seed % 2**32)
         return Population(
             yields=(search.parallel or study.trials) < study.trials,
@@ -117,10 +117,10 @@ def make_scheduler(study: Study, plan: Plan) -> Any:
 
 
 def trial_bundles(study: Study, cluster: Cluster) -> list[dict[str, float]]:
-    """What a trial needs: the first for its own process, others for processes that its algorithm starts itself. Refuses
-    what would be waited for in vain.
+    """The resources of a trial: its own process first, then processes that its algorithm starts itself. Raises
+    `FeverError` if the cluster will never have them.
 
-    fever's own workers are placed by fever and ask for hardly anything, so a little is left free for them.
+    fever places its own workers itself, and they reserve hardly anything; a little is left free for them.
     """
     search, workers, config = study.search, study.workers, study.config
     largest = max(machine.cores for machine in cluster.machines())
@@ -133,8 +133,8 @@ def trial_bundles(study: Study, cluster: Cluster) -> list[dict[str, float]]:
     if others:
         cluster.require_cores(f"one trial of {config.algo}", bundles)
     elif search.scheduler == "pbt" and (search.parallel or study.trials * first["CPU"] > cluster.cores):
-        share = cluster.cores / (search.parallel or study.trials)  # who waits for a core has to begin new episodes when
-        first["CPU"] = math.floor(1000 * share) / 1000  # it gets one, so nobody waits: they share
+        share = cluster.cores / (search.parallel or study.trials)  # a trial that waits for a core would lose its
+        first["CPU"] = math.floor(1000 * share) / 1000  # unfinished episodes, so trials share cores instead
     first["CPU"] = min(first["CPU"], largest)
     if wanted := sum(bundle.get("GPU", 0.0) for bundle in bundles):
         cluster.require_gpus(wanted)
@@ -142,7 +142,7 @@ def trial_bundles(study: Study, cluster: Cluster) -> list[dict[str, float]]:
 
 
 def name_from_zero(trial: Any) -> str:
-    """A trial's number as its name, for searchers that count from 0. It is the first part of the tag."""
+    """A trial's number, the first part of its tag, as its name; for searchers that count from 0."""
     return str(int(re.match(r"\d+", trial.experiment_tag)[0]) + 1)  # type: ignore[index]
 
 

@@ -1,4 +1,4 @@
-"""Looks on while Ray Tune works: keeps the records of trials, feeds the display, passes on signals."""
+"""Ray Tune's callback in the driver: records trials, updates the display, passes signals on."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from fever.tune.table import SearchDisplay
 
 
 class Watcher(Callback):
-    """Called by Ray Tune in this process, between its steps."""
+    """Called by Ray Tune in the process of the driver, between its steps."""
 
     def __init__(self, space: Space, path: Path, display: SearchDisplay, interrupts: Interrupts) -> None:
         self.space, self.path, self.display, self.interrupts = space, path, display, interrupts
         self.written = records.read(path)
         self.records: dict[int, Record] = dict(self.written)
         self.handler = signal.getsignal(signal.SIGUSR1)
-        self.end: Any = None  # makes Ray Tune save its state and stop
+        self.end: Any = None  # Ray Tune's signal handler: saves its state and stops
 
     def __getstate__(self) -> dict[str, Any]:
-        """Nothing is kept with Ray Tune's state: terminals and signals belong to this process."""
+        """Nothing is pickled with Ray Tune's state: terminals and signals belong to this process."""
         return {}
 
     def setup(self, *arguments: Any, **info: Any) -> None:
-        """Take the signal back that Ray Tune has just claimed; what it would do then is done in `on_step_end`."""
+        """Restore the signal handler that Ray Tune has just replaced; `on_step_end` calls its handler."""
         if threading.current_thread() is threading.main_thread():
             self.end = signal.getsignal(signal.SIGUSR1)
             signal.signal(signal.SIGUSR1, self.handler)
@@ -73,7 +73,7 @@ class Watcher(Callback):
 
     def _over(self, trial: Any, state: str, error: str | None = None) -> None:
         record = self._set(trial, state=state, error=error)
-        if self.written.get(record.number) != record:  # a search that was killed may find out once more
+        if self.written.get(record.number) != record:  # a resumed search may report it again
             self.written[record.number] = record
             records.append(self.path, record)
         self.display.ended(record)
@@ -86,13 +86,13 @@ class Watcher(Callback):
 
 
 def read_error(trial: Any) -> str:
-    """Why a trial failed, as one sentence; Ray Tune has just written it for us."""
+    """Why a trial failed, as one sentence, from the files that Ray Tune has just written."""
     import ray.cloudpickle
     from ray.exceptions import RayActorError, RayTaskError
 
     try:
         error = ray.cloudpickle.loads(Path(trial.pickled_error_file).read_bytes())
-    except Exception:  # noqa: BLE001 - of a class that cannot be unpickled, or no file at all
+    except Exception:  # noqa: BLE001 - a class that cannot be unpickled, or no file
         text = Path(trial.error_file).read_text().strip() if trial.error_file else "unknown"
         return text.splitlines()[-1]
     if isinstance(error, RayActorError):

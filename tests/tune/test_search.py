@@ -20,13 +20,13 @@ from fever.config import RunConfig, Stop, validate
 from fever.envs.source import EnvSource
 from fever.errors import FeverError, TrainingError
 from fever.runs.run import Run
-from fever.sampling.ray_cluster import Machine
+from fever.sampling.ray_cluster import Cluster, Machine
 from fever.training import trainer
 from fever.tune import search
 from fever.tune.records import Record
 from fever.tune.space import parse
 from fever.tune.study import first_point, may_resume, resolve
-from fever.tune.table import LiveTable, PlainTable, QuietTable, closing_lines
+from fever.tune.table import LiveTable, PlainTable, SearchDisplay, closing_lines
 from tests.environments import TimeLimitEnv
 from tests.helpers import without_ray
 from tests.tune.helpers import configure
@@ -109,7 +109,7 @@ def test_failed_trials_are_recorded_and_the_search_goes_on(
 def test_search_of_which_every_trial_fails_says_why(ray: Any, tmp_path: Path) -> None:
     broken = {"fault": "nan_reward", "at": 3}
     config = configure(tmp_path, "tests.environments:BrokenEnv", env_kwargs=broken, trials=2, parallel=1, name="all")
-    with pytest.raises(TrainingError, match=r"all 2 trials failed, most of them so: .*the reward is NaN"):
+    with pytest.raises(TrainingError, match=r"all 2 trials failed, most of them with: .*the reward is NaN"):
         search(config)
     assert Run(tmp_path / "all").status == "failed"
 
@@ -184,9 +184,21 @@ def test_pbt_goes_on_from_copies_of_good_trials(ray: Any, tmp_path: Path) -> Non
     assert not list((run.path.parents[1] / "tune").glob("*/checkpoint_*")), "copies go when all is done"
 
 
-TWO_CORES = SimpleNamespace(
-    machines=lambda: [Machine("node", "host", 2.0)], cores=2.0, ray=SimpleNamespace(cluster_resources=dict)
-)
+class Machines:
+    """As much of a cluster as is needed to say what fits on it."""
+
+    require_cores = Cluster.require_cores
+    ray = SimpleNamespace(cluster_resources=dict)
+
+    def __init__(self, *machines: Machine) -> None:
+        self.found = list(machines)
+        self.cores = sum(machine.cores for machine in machines)
+
+    def machines(self) -> list[Machine]:
+        return self.found
+
+
+TWO_CORES = Machines(Machine("node", "host", 2.0))
 
 
 def make_study(tmp_path: Path, **fields: Any) -> SimpleNamespace:
@@ -234,8 +246,7 @@ def test_process_that_no_machine_has_room_for_is_refused(tmp_path: Path) -> None
     from fever.tune.tuner import trial_bundles
 
     study = make_study(tmp_path, algo="rllib:PPO", workers=1, settings={"num_cpus_per_env_runner": 3})
-    two = [Machine("one", "host-1", 2.0), Machine("two", "host-2", 2.0)]
-    cluster = SimpleNamespace(machines=lambda: two, cores=4.0, ray=TWO_CORES.ray)
+    cluster = Machines(Machine("one", "host-1", 2.0), Machine("two", "host-2", 2.0))
     sentence = (
         "one trial of rllib:PPO needs 3 cores for one process, but no machine has more than 2; lower num_cpus_per"
     )
@@ -243,7 +254,7 @@ def test_process_that_no_machine_has_room_for_is_refused(tmp_path: Path) -> None
         trial_bundles(study, cluster)  # type: ignore[arg-type]
 
 
-class Interrupting(QuietTable):
+class Interrupting(SearchDisplay):
     """Presses Ctrl-C when one trial is over and the next one is under way."""
 
     pressed = False
@@ -268,7 +279,7 @@ def test_interrupted_search_goes_on(ray: Any, tmp_path: Path) -> None:
     before = Run(run.path / "trials" / "0002").checkpoint().iteration
     assert before > 1
 
-    with pytest.raises(FeverError, match=r"reads Ray Tune's pickles in .*, which can run any program; .* add --trust"):
+    with pytest.raises(FeverError, match=r"reads pickles in .*, which can run any program; .* add --trust"):
         search(run.config, run=run)
     again = search(run.config, run=run, trust=True)
     rows = rows_of(again["run"])
@@ -332,7 +343,7 @@ def test_live_table_shows_the_best_first(tmp_path: Path) -> None:
     ])  # fmt: skip
     table.stop()
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "3 of 3 trials over, 0 running, 1 failed, best score 33.0 (trial 2)" in text
+    assert "3 of 3 trials done, 0 running, 1 failed, best score 33.0 (trial 2)" in text
     assert text.index("40.0") < text.index("20.0")
     assert "0.001" in text
     assert "[32]" in text

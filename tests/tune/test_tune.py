@@ -18,7 +18,7 @@ from fever.rllib.settings import split_settings
 from fever.runs.run import Run
 from fever.tune import is_space_expression, search
 from fever.tune.records import Record, append, ranked, read, write_best
-from fever.tune.score import BUDGET, Course, mean_score
+from fever.tune.score import BUDGET, LearningCurve, mean_score
 from fever.tune.space import check_space, parse, parse_dimension
 from fever.tune.store import SearchFolder, TrialFolder, TrialStore
 from fever.tune.study import check_kind, resolve
@@ -123,8 +123,8 @@ def test_trials_have_no_workers_unless_told(tmp_path: Path, fields: dict[str, An
         ({"space": {"learning_rat": "uniform(0,1)"}}, "ppo has no setting learning_rat; did you mean learning_rate"),
         ({"space": {"gamma": "uniform(0,2)"}}, "gamma=1.99"),
         ({"space": {"activation": "choice(tanh,tan)"}}, "activation='tan'"),
-        ({"method": "grid"}, "a grid goes through choice"),
-        ({"method": "optuna", "scheduler": "pbt"}, "leave optuna out"),
+        ({"method": "grid"}, "a grid needs choice"),
+        ({"method": "optuna", "scheduler": "pbt"}, "leave out --search optuna"),
         ({"scheduler": "pbt"}, "pbt cannot search hidden"),
         ({"scheduler": "pbt", "seeds": 2}, "one seed"),
         ({"scheduler": "pbt", "trials": 1}, "at least two trials"),
@@ -156,24 +156,24 @@ def test_settings_with_open_bounds_can_be_searched(tmp_path: Path) -> None:
 
 
 def test_score_is_the_mean_return_over_the_budget() -> None:
-    course = Course(Stop(steps=1000, reward=100))
-    course.add({"steps": 100, "seconds": 1, "iteration": 1})  # no episode yet: counts with the first return
-    assert course.mean is None
-    course.add({"steps": 200, "seconds": 2, "iteration": 2, "return_mean": 10})
-    course.add({"steps": 400, "seconds": 4, "iteration": 3, "return_mean": 100})
-    assert course.mean == (200 * 10 + 200 * 100) / 400
-    assert course.end("reward") == pytest.approx((200 * 10 + 200 * 100 + 600 * 100) / 1000)
-    assert course.end("steps") == course.mean
-    assert mean_score([70.0], course) == pytest.approx((1000 * 70 + 22000) / 1400)
+    curve = LearningCurve(Stop(steps=1000, reward=100))
+    curve.add({"steps": 100, "seconds": 1, "iteration": 1})  # no episode yet: counts with the first return
+    assert curve.mean is None
+    curve.add({"steps": 200, "seconds": 2, "iteration": 2, "return_mean": 10})
+    curve.add({"steps": 400, "seconds": 4, "iteration": 3, "return_mean": 100})
+    assert curve.mean == (200 * 10 + 200 * 100) / 400
+    assert curve.end("reward") == pytest.approx((200 * 10 + 200 * 100 + 600 * 100) / 1000)
+    assert curve.end("steps") == curve.mean
+    assert mean_score([70.0], curve) == pytest.approx((1000 * 70 + 22000) / 1400)
 
 
 def test_sooner_is_better() -> None:
     scores = []
     for steps in (300, 600):
-        course = Course(Stop(steps=1000, reward=100))
-        course.add({"steps": steps, "seconds": 1, "iteration": 1, "return_mean": 100})
-        course.area -= 50 * steps
-        scores.append(course.end("reward"))
+        curve = LearningCurve(Stop(steps=1000, reward=100))
+        curve.add({"steps": steps, "seconds": 1, "iteration": 1, "return_mean": 100})
+        curve.area -= 50 * steps
+        scores.append(curve.end("reward"))
     assert scores[0] > scores[1]
 
 
@@ -185,8 +185,8 @@ def test_trials_that_ran_to_their_end_come_first() -> None:
 
 def test_time_is_whole_only_when_a_trial_is_finished(tmp_path: Path) -> None:
     trial = make_trial(tmp_path, None, 1)
-    trial.course = Course(Stop(steps=1000))
-    trial.course.add({"steps": 999.9, "seconds": 1.0, "iteration": 1, "return_mean": 1.0})
+    trial.curve = LearningCurve(Stop(steps=1000))
+    trial.curve.add({"steps": 999.9, "seconds": 1.0, "iteration": 1, "return_mean": 1.0})
     assert trial._report()["time"] == BUDGET - 1, "a scheduler would take it for one that it has stopped"
     trial.ended.append(1.0)
     assert trial._report(finished=True)["time"] == BUDGET
@@ -237,10 +237,10 @@ def test_trial_elsewhere_is_cut_off_sent_home_and_goes_on_there(tmp_path: Path, 
     assert len(rows) > done
     scores = []
     for name in ("0007", "0007-seed-1"):
-        course = Course(Stop(steps=3000))
+        curve = LearningCurve(Stop(steps=3000))
         for row in Run(home / name).metrics():
-            course.add(row)
-        scores.append(course.end("steps"))
+            curve.add(row)
+        scores.append(curve.end("steps"))
     assert last["score"] == pytest.approx(sum(scores) / 2)  # type: ignore[arg-type]
     assert last["time"] == 2 * BUDGET
 
@@ -285,7 +285,7 @@ def test_runs_of_rllib_are_known_by_their_present_names(tmp_path: Path) -> None:
         left = Run.create(split_settings(config)[0], {})
         (left.path / "checkpoints" / "000001").mkdir(parents=True)
         (left.path / "checkpoints" / "000001" / "manifest.json").write_text("{}")
-        found = trial._left(left.path, trial.plan.run_config(1, settings, 0, tmp_path))
+        found = trial._previous_run(left.path, trial.plan.run_config(1, settings, 0, tmp_path))
         assert (found is not None) is same
         if same:
             shutil.rmtree(left.path)
@@ -307,7 +307,7 @@ def test_trial_whose_environment_exits_fails(tmp_path: Path) -> None:
     trial.thread.start()
     report = trial.reports.get(timeout=240)
     while isinstance(report, dict):
-        trial.may_go_on.release()
+        trial.may_continue.release()
         report = trial.reports.get(timeout=240)
     assert isinstance(report, TrainingError)
     assert str(report) == "it was ended from inside, by SystemExit('no licence')"
