@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from fever import layout
 from fever.algos.registry import ALGORITHMS
 from fever.job import records
 
@@ -46,7 +47,7 @@ def settings_beside_file(ctx: Any, incomplete: str) -> Candidates:
 def runs(ctx: Any, incomplete: str) -> list[str]:
     """Names of run directories, and `last`."""
     folder = Path(ctx.params.get("runs") or "runs").expanduser()
-    names = sorted(path.parent.name for path in folder.glob("*/config.yaml"))
+    names = sorted(path.parent.name for path in folder.glob(f"*/{layout.CONFIG}"))
     return [name for name in [*names, "last"] if name.startswith(incomplete)]
 
 

@@ -157,7 +157,7 @@ def show(run: RunName, runs: Runs = "runs", as_json: Json = False) -> None:
         [(key, f"{value:,.4g}" if isinstance(value, float) else plain(value)) for key, value in last.items()],
         "last metrics",
     )
-    _table([(str(one["iteration"]), f"score {plain(one['score'])}") for one in checkpoints], "checkpoints")
+    _table([(str(one["iteration"]), f"score {format_number(one['score'])}") for one in checkpoints], "checkpoints")
 
 
 @commands.command()

@@ -1,4 +1,4 @@
-"""What a person sees while a run trains: a live panel on a terminal, plain lines elsewhere, or nothing."""
+"""Displays of a training: a live panel on a terminal, plain lines elsewhere, or nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fever.training.callbacks import Callback, TrainingInfo
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-REFRESH_SECONDS = 0.15  # of the live panel
+REFRESH_SECONDS = 0.15  # between two drawings of the live panel
 LINE_SECONDS = 5.0  # between plain lines
 REASONS = {
     "reward": "the return reached its goal",
@@ -96,7 +96,7 @@ class PlainDisplay(Display):
 
 
 class LiveDisplay(Display):
-    """A panel that is redrawn in place: progress towards the stop rule, return, speed and where the time goes."""
+    """A panel that is redrawn in place: progress towards the stop rule, return, speed, and where the time goes."""
 
     silent = False
 
@@ -168,7 +168,7 @@ class LiveDisplay(Display):
 
 
 class Rate:
-    """Steps per second over the last few seconds; of a first iteration, what it says itself."""
+    """Environment steps per second over the last `window` seconds; for the first row, the row's own value."""
 
     def __init__(self, window: float = 3.0) -> None:
         self.window = window
@@ -218,7 +218,7 @@ def remaining_seconds(config: RunConfig, row: dict[str, Any], rate: float) -> fl
 
 
 def progress_line(row: dict[str, Any], rate: float) -> str:
-    """One line for a log."""
+    """A row of metrics as one line for a log; `rate` in steps per second."""
     shares = " ".join(f"{label} {row[name]:.0%}" for name, label in PHASES.items() if name in row)
     if "updates_per_second" in row:
         shares = f"{row['updates_per_second']:,.0f} updates/s  ratio {row['replay_ratio']:.2f}  {shares}"
@@ -232,7 +232,7 @@ def progress_line(row: dict[str, Any], rate: float) -> str:
 
 
 def algorithm_facts(row: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """What matters in this kind of learning, in lines of a name and two facts."""
+    """Rows of the panel that depend on the algorithm: (name, fact, fact)."""
     if "step_fraction" in row:
         step = f"step {row['step_fraction']:.2f}" if row["step_fraction"] else "step refused"
         return [("trust region", f"KL {row['kl']:.4f}", f"{step}, {row['steps_refused']:.0f} refused so far")]
@@ -243,7 +243,7 @@ def algorithm_facts(row: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def replay_facts(row: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """What goes into the buffer and out of it, and who explores how."""
+    """Rows of the panel for algorithms with a replay buffer."""
     epsilons = " ".join(f"{epsilon:.2g}" for epsilon in row["epsilons"][:8]) + (
         " …" if len(row["epsilons"]) > 8 else ""
     )
@@ -256,7 +256,7 @@ def replay_facts(row: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def closing_lines(summary: dict[str, Any]) -> list[str]:
-    """How it ended and what can be done next."""
+    """How the run ended, and the next command."""
     run, reason = summary["run"], summary["stop_reason"]
     interrupted = reason in ("interrupted", "limit")
     trust = " --trust  (it reads pickles)" if interrupted and needs_trust(summary["algo"]) else ""
@@ -278,11 +278,11 @@ def make_display(kind: str, to_stderr: bool = False) -> Display:
 def for_audience(
     kind: str, to_stderr: bool, quiet: Callable[[], Any], plain: Callable[[TextIO], Any], live: Callable[[Console], Any]
 ) -> Any:
-    """The one of three displays that fits who looks: nobody, a stream, or a terminal, which is given as a console."""
+    """One of three displays: for `quiet`, for a stream that is not a terminal, or for a terminal."""
     if kind == "quiet":
         return quiet()
     stream = sys.stderr if to_stderr else sys.stdout
-    if not stream.isatty() or current_job() is not None:  # some launchers give their ranks a terminal that nobody sees
+    if not stream.isatty() or current_job() is not None:  # some launchers give ranks a terminal that nobody sees
         return plain(stream)
     from rich.console import Console
 

@@ -34,7 +34,7 @@ def log_to_file(path: Path) -> Iterator[None]:
 
 @contextmanager
 def quiet_ray() -> Iterator[None]:
-    """Take away the handlers of Ray's loggers, which write to the terminal: records go to the root's alone."""
+    """Remove the handlers of Ray's loggers, which write to the terminal; their records go to the root logger only."""
     names = [name for name in logging.root.manager.loggerDict if name == "ray" or name.startswith("ray.")]
     loggers = [logging.getLogger(name) for name in ["ray", *names]]
     kept = [(logger.handlers, logger.propagate) for logger in loggers]

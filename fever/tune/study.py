@@ -134,7 +134,7 @@ class Study:
             except Exception as error:
                 logging.exception("Ray Tune failed")
                 what = " ".join(str(error).split()).rstrip(".")
-                raise TrainingError(f"Ray Tune failed: {what}; more is in {run.path / 'log.txt'}") from error
+                raise TrainingError(f"Ray Tune failed: {what}; more is in {run.path / layout.LOG}") from error
 
     def _finish(self, run: Run, reason: str, seconds: float, busy: float | None) -> dict[str, Any]:
         """Write the results and show the summary."""

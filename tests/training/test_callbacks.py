@@ -43,7 +43,7 @@ def train(folder: Path, *callbacks: Callback, env: Any = "tests.environments:Inf
     return fever.train(env, runs=folder, name="a", stop=rules, callbacks=callbacks, **SMALL)
 
 
-def test_callbacks_are_called_in_the_course_of_a_training(tmp_path: Path) -> None:
+def test_callbacks_are_called_during_training(tmp_path: Path) -> None:
     recorder = Recorder()
     result = train(tmp_path, recorder)
     calls = recorder.calls

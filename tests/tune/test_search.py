@@ -88,7 +88,7 @@ def test_search_that_is_done_is_not_resumed(searched: dict[str, Any]) -> None:
         search(run.config, run=run, trust=True)
 
 
-def test_failed_trials_are_recorded_and_the_search_goes_on(
+def test_failed_trials_are_recorded_and_the_search_continues(
     ray: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     crash = {"marker": str(tmp_path / "crashed"), "at": 300}  # takes its process along, once
@@ -161,7 +161,7 @@ class Abreast(TimeLimitEnv):
             return 0
 
 
-def test_pbt_goes_on_from_copies_of_good_trials(ray: Any, tmp_path: Path) -> None:
+def test_pbt_continues_from_copies_of_good_trials(ray: Any, tmp_path: Path) -> None:
     config = configure(
         tmp_path,
         "tests.tune.test_search:Abreast",
@@ -267,7 +267,7 @@ class Interrupting(SearchDisplay):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_interrupted_search_goes_on(ray: Any, tmp_path: Path) -> None:
+def test_interrupted_search_continues(ray: Any, tmp_path: Path) -> None:
     config = configure(tmp_path, method="optuna", trials=3, parallel=1, seeds=1, stop={"steps": 20000}, name="cut")
     handler = signal.getsignal(signal.SIGINT)
     summary = search(config, display=Interrupting())
@@ -291,8 +291,8 @@ def test_interrupted_search_goes_on(ray: Any, tmp_path: Path) -> None:
     assert len(metrics) > before
 
 
-def test_trials_with_pickles_are_not_gone_on_with_unless_trusted(tmp_path: Path) -> None:
-    """Whoever made the directory need not have left Ray Tune's own: the search begins anew, its trials do not."""
+def test_trials_with_pickles_are_not_continued_unless_trusted(tmp_path: Path) -> None:
+    """Even without Ray Tune's state, with which the search starts anew, its trials would continue."""
     run = Run.create(
         configure(tmp_path, algo="rllib:PPO", settings={}, space={"lr": "uniform(0,1)"}, name="theirs"), {}
     )

@@ -214,7 +214,7 @@ def make_trial(
     return Trial(plan, folder, EnvSource(env or "CartPole-v1"), number, {"learning_rate": 1e-3})
 
 
-def test_trial_elsewhere_is_cut_off_sent_home_and_goes_on_there(tmp_path: Path, store: Any) -> None:
+def test_trial_on_another_machine_is_interrupted_copied_back_and_continued(tmp_path: Path, store: Any) -> None:
     trial = make_trial(tmp_path, store, 7, seeds=2)
     reports = [trial.next()]
     while reports[-1]["time"] <= 1.2 * BUDGET:
@@ -245,7 +245,7 @@ def test_trial_elsewhere_is_cut_off_sent_home_and_goes_on_there(tmp_path: Path, 
     assert last["time"] == 2 * BUDGET
 
 
-def test_trial_goes_on_from_a_copy_of_another(tmp_path: Path, store: Any) -> None:
+def test_trial_continues_from_a_copy_of_another(tmp_path: Path, store: Any) -> None:
     good = make_trial(tmp_path, store, 1, copies=True, stop={"steps": 6000})
     bad = make_trial(tmp_path, store, 2, copies=True, stop={"steps": 6000})
     for _ in range(3):
