@@ -155,19 +155,6 @@ def test_config_lists_every_setting_with_its_source(fever: Any) -> None:
     assert "rllib:DreamerV3" in names
 
 
-def test_doctor_examines_this_machine(fever: Any) -> None:
-    done = fever("doctor")
-    assert done.returncode == 0, done.stdout
-    for topic in ("python", "jax", "cores", "memory", "accelerator", "mujoco"):
-        assert topic in done.stdout
-
-
-def test_doctor_reports_traps(fever: Any) -> None:
-    done = fever("doctor", RAY_ADDRESS="auto", OMP_NUM_THREADS="4")
-    assert "RAY_ADDRESS" in done.stdout
-    assert "OMP_NUM_THREADS" in done.stdout
-
-
 def test_help_answers_without_heavy_imports() -> None:
     code = (
         "import sys; sys.argv = ['fever', '--help']\n"
@@ -429,16 +416,6 @@ def test_a_place_that_cannot_be_written_is_one_sentence(
     assert done.stderr.startswith(f"fever: {tmp_path / 'file' / name} cannot be ")
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
-
-
-def test_doctor_knows_every_extra() -> None:
-    from importlib.metadata import metadata
-
-    from fever.launch.doctor import OPTIONAL, _options
-
-    extras = set(metadata("fever").get_all("Provides-Extra") or ())
-    assert {extra for extra, _ in OPTIONAL.values()} == extras - {"cluster", "dev"}
-    assert [finding.topic for finding in _options()] == list(OPTIONAL)
 
 
 def test_a_rank_that_comes_late_does_not_take_its_own_job_for_anothers(tmp_path: Path, monkeypatch: Any) -> None:

@@ -3,8 +3,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
-from fever.runs.plot import _draw_phases, _panels
+from fever.runs.plot import _draw_phases, _panels, smooth
 
 COMMON = ("steps", "steps_per_second", "return_mean", "time_env", "time_learn", "entropy", "explained_variance")
 
@@ -35,3 +36,8 @@ def test_shares_of_the_same_time_are_not_stacked() -> None:
     _draw_phases(turns, {name: values / 2 for name, values in curves("steps", "time_env", "time_learn").items()})
     assert both.called.count("plot") == 2
     assert "stackplot" in turns.called
+
+
+def test_missing_values_are_left_out_of_a_smooth_curve() -> None:
+    curve = smooth(np.array([np.nan, np.nan, np.nan, 4.0, 4.0, np.nan]), points=2)
+    assert curve[1:].tolist() == pytest.approx([np.nan, 4, 4, 4, 4], nan_ok=True)

@@ -5,30 +5,20 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 import signal
 import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import fever
 from fever.config import RunConfig
 from fever.errors import FeverError
-from fever.runs.evaluate import evaluate
-from fever.runs.plot import smooth
 from fever.runs.run import Run, list_runs
-from fever.training.trainer import Result, resume
+from fever.training.trainer import Result
 
 SMALL = {"envs": 2, "steps": 16, "minibatch": 32, "epochs": 2}
-
-
-@pytest.fixture(scope="module")
-def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
-    runs = tmp_path_factory.mktemp("runs")
-    return fever.train("tests.environments:InfoEnv", runs=runs, name="a", stop={"iterations": 6}, **SMALL)
 
 
 def test_directory_has_what_the_documentation_lists(result: Result) -> None:
@@ -80,18 +70,6 @@ def test_numbers_that_json_lacks_are_null_in_rows_of_episodes(tmp_path: Path) ->
     assert json.loads(line, parse_constant=pytest.fail)["info"] == {"error": None, "gap": None, "score": 2.0}
 
 
-def test_tensorboard_reads_the_events(result: Result) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(result.run.path))
-    events.Reload()
-    rows = result.run.metrics()
-    scalars = events.Scalars("return_mean")
-    assert [point.step for point in scalars] == [row["steps"] for row in rows]
-    assert scalars[-1].value == pytest.approx(rows[-1]["return_mean"])
-    assert set(events.Tags()["scalars"]) == {*rows[-1]} - {"steps"}
-
-
 def test_curves_are_arrays_over_iterations(result: Result) -> None:
     assert result.curves["iteration"].tolist() == [1, 2, 3, 4, 5, 6]
     assert result.curves["return_mean"][-1] == 5
@@ -101,90 +79,6 @@ def test_versions_and_configuration_are_kept(result: Result) -> None:
     assert result.run.facts["packages"]["jax"]
     assert result.run.config.settings["epochs"] == 2
     assert result.run.config.env == "tests.environments:InfoEnv"
-
-
-def test_last_and_best_checkpoints_are_kept(tmp_path: Path) -> None:
-    run = Run.create(RunConfig(env="X-v0", runs=str(tmp_path), name="a"), {})
-    for iteration, score in enumerate([None, 1.0, 9.0, 3.0, 4.0, 5.0], start=1):
-        run.save({"x": np.arange(3.0)}, {"iteration": iteration, "score": score}, keep=2)
-    assert [one.iteration for one in run.checkpoints()] == [3, 5, 6]
-    assert run.checkpoint("best").iteration == 3
-    assert run.checkpoint("last").iteration == 6
-    assert run.checkpoint("5").iteration == 5
-    with pytest.raises(FeverError, match="it has: 3, 5, 6, last, best"):
-        run.checkpoint("4")
-
-
-def test_interrupted_save_leaves_the_older_checkpoint_in_force(tmp_path: Path, monkeypatch: Any) -> None:
-    run = Run.create(RunConfig(env="X-v0", runs=str(tmp_path), name="a"), {})
-    run.save({"x": np.arange(3.0)}, {"iteration": 1, "score": None}, keep=2)
-
-    def cut(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("fever.runs.run.write_atomically", cut)
-    with pytest.raises(KeyboardInterrupt):
-        run.save({"x": np.arange(3.0)}, {"iteration": 2, "score": None}, keep=2)
-    assert [one.iteration for one in run.checkpoints()] == [1]
-
-
-@pytest.mark.parametrize("iteration", [1, 2], ids=["made again", "no longer kept"])
-def test_a_kill_while_a_checkpoint_is_dropped_leaves_the_new_one(
-    tmp_path: Path, monkeypatch: Any, iteration: int
-) -> None:
-    run = Run.create(RunConfig(env="X-v0", runs=str(tmp_path), name="a"), {})
-    run.save({"x": np.arange(3.0)}, {"iteration": 1, "score": None}, keep=1)
-
-    def cut(path: Path, **_: Any) -> None:
-        (path / "manifest.json").unlink()
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", cut)
-        with pytest.raises(KeyboardInterrupt):
-            run.save({"x": np.ones(3)}, {"iteration": iteration, "score": None}, keep=1)
-    assert [one.iteration for one in run.checkpoints()] == [iteration]
-    assert run.checkpoint().arrays()["x"].tolist() == [1, 1, 1]
-    (run.path / "checkpoints" / ".partial-1").mkdir()
-    (run.path / "checkpoints" / "00000003").mkdir()  # as older versions left it
-    assert run.checkpoint().iteration == iteration
-    run.save({"x": np.arange(3.0)}, {"iteration": 3, "score": None}, keep=1)
-    assert [path.name for path in (run.path / "checkpoints").iterdir()] == ["00000003"]
-
-
-def test_checkpoint_keeps_shapes_and_scalars(tmp_path: Path) -> None:
-    run = Run.create(RunConfig(env="X-v0", runs=str(tmp_path), name="a"), {})
-    arrays = {"scalar": np.asarray(3.5), "transposed": np.arange(6.0).reshape(2, 3).T, "empty": np.zeros((2, 0))}
-    run.save(arrays, {"iteration": 1, "score": None}, keep=1)
-    loaded = run.checkpoint().arrays()
-    for name, array in arrays.items():
-        np.testing.assert_array_equal(loaded[name], array)
-        assert loaded[name].shape == array.shape
-
-
-def test_damaged_checkpoint_is_named(tmp_path: Path) -> None:
-    result = fever.train("CartPole-v1", runs=tmp_path, name="a", stop={"iterations": 1}, **SMALL)
-    file = result.run.checkpoint().path / "arrays.safetensors"
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
-    with pytest.raises(FeverError, match=r"damaged: .*arrays\.safetensors"):
-        fever.load(result.run.path)
-    file.unlink()
-    with pytest.raises(FeverError, match=r"arrays\.safetensors is missing"):
-        fever.load(result.run.path)
-    (result.run.checkpoint().path / "manifest.json").write_text("{")
-    with pytest.raises(FeverError, match=r"manifest\.json is missing or damaged"):
-        fever.load(result.run.path)
-
-
-def test_checkpoint_for_other_spaces_is_refused(result: Result) -> None:
-    from fever.envs.source import EnvSource
-
-    with pytest.raises(FeverError, match="was made for another observation space than CartPole-v1 has"):
-        evaluate(result.run.checkpoint(), EnvSource("CartPole-v1"), episodes=1)
-    with pytest.raises(FeverError, match="was made for another observation space"):
-        resume(result.run, result.run.config.model_copy(update={"env": "CartPole-v1"}))
 
 
 def test_rows_made_again_by_a_resumed_run_replace_the_old(tmp_path: Path) -> None:
@@ -250,11 +144,6 @@ def test_one_process_at_a_time_trains_a_run(tmp_path: Path) -> None:
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-
-
-def test_missing_values_are_left_out_of_a_smooth_curve() -> None:
-    curve = smooth(np.array([np.nan, np.nan, np.nan, 4.0, 4.0, np.nan]), points=2)
-    assert curve[1:].tolist() == pytest.approx([np.nan, 4, 4, 4, 4], nan_ok=True)
 
 
 def test_runs_are_listed_and_found(result: Result) -> None:

@@ -13,14 +13,12 @@ import numpy as np
 import pytest
 
 import fever
-from fever.algos.base import Phases
 from fever.algos.normalize import Normalizer
 from fever.algos.ppo import PPO
 from fever.config import RunConfig, Stop
 from fever.errors import ContractError, FeverError, TrainingError
 from fever.runs.run import Run
 from fever.sampling.workers import LocalWorkers
-from fever.signals import Interrupts, uncut
 from fever.training.display import Display
 from fever.training.trainer import Trainer, resume
 from tests.environments import TimeLimitEnv
@@ -198,24 +196,6 @@ def test_a_signal_waits_until_a_batch_is_learned_from(tmp_path: Path, monkeypatc
     checkpoint = result.run.checkpoint()
     assert checkpoint.iteration == 2
     assert checkpoint.arrays()["returns/count"] == checkpoint.manifest["steps"]
-
-
-def test_signals_cut_sampling_and_nothing_else() -> None:
-    phases, done = Phases(), []
-    with Interrupts(held=True):
-        with phases("learn"):
-            signal.raise_signal(signal.SIGINT)
-            done.append("learn")
-        with pytest.raises(KeyboardInterrupt), phases("sample"):  # what has waited
-            done.append("sample")
-        with pytest.raises(KeyboardInterrupt), phases("wait"), uncut():  # noqa: PT012 - the signal comes in the body
-            signal.raise_signal(signal.SIGINT)
-            done.append("uncut")
-        with pytest.raises(KeyboardInterrupt), phases("wait"):  # noqa: PT012
-            signal.raise_signal(signal.SIGINT)
-            done.append("wait")
-        signal.raise_signal(signal.SIGINT)
-    assert done == ["learn", "uncut"]
 
 
 @pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGINT], [signal.SIGINT] * 2, []])
