@@ -273,8 +273,8 @@ def parse_assignments(pairs: list[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
-        if not equals or not name:
-            raise FeverError(f"{pair} is not a setting; write settings as name=value")
+        if not (name and equals and text):
+            raise FeverError(f"{pair} is not a setting with a value; write settings as name=value")
         try:
             values[name.strip()] = yaml.safe_load(text)
         except (yaml.YAMLError, ValueError) as error:  # ValueError: 2020-13-45, which looks like a date

@@ -6,6 +6,7 @@ import gc
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import traceback
@@ -315,8 +316,8 @@ def _run() -> int:
         return 0
     except Exception as error:  # noqa: BLE001 - a mistake of ours, or in the user's code
         if hasattr(error, "format_message"):  # a usage error of Typer's; it is empty if help was printed instead
-            sentence = error.format_message()
-            return _fail(sentence, 2) if sentence else 2
+            sentence = re.sub(r"^Invalid value for '(.*?)': Input should be ", r"\1: must be ", error.format_message())
+            return _fail(sentence.partition(", unable to parse")[0], 2) if sentence else 2
         traceback.print_exc()
         return 1
 

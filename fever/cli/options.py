@@ -198,7 +198,10 @@ def configuration(options: dict[str, Any], command: str, quiet: bool, elsewhere:
         values["search"] = {**kept, **found, **asked, "space": space}
     elif elsewhere and "workers" not in values and not values.get("search") and not _says_workers(values):
         values["workers"] = "all"
-    return validate(RunConfig, values, where, as_typed(options))
+    typed = as_typed(options)
+    if command == "tune":
+        typed["search.space"] = "nothing to search"  # a mapping by now, and refused if it is empty
+    return validate(RunConfig, values, where, typed)
 
 
 def as_typed(options: dict[str, Any]) -> dict[str, str]:
@@ -208,6 +211,9 @@ def as_typed(options: dict[str, Any]) -> dict[str, str]:
         part = "stop." if name in STOP else "search." if name in SEARCH else ""
         field = FIELDS.get(name, name.removeprefix("stop_") if part == "stop." else name)
         words[part + field] = f"--{'search' if name == 'method' else name.replace('_', '-')} {value}"
+    for word in options.get("settings", ()):
+        if word.startswith("iterations="):
+            words["stop.iterations"] = word
     return words
 
 

@@ -202,6 +202,11 @@ MISTAKES = {
     "option as a setting": (["train", "CartPole-v1", "seed=3"], "did you mean --seed? It has: "),
     "list of widths": (["train", "CartPole-v1", "hidden=64,x"], "hidden.1='x' cannot be used: must be a whole number"),
     "no seconds": (["train", "CartPole-v1", "--checkpoint-every", "0"], "--checkpoint-every 0: must be greater than 0"),
+    "number that is none": (["train", "CartPole-v1", "--envs", "x"], "valid int"),
+    "no value": (
+        ["train", "CartPole-v1", "gamma="],
+        "gamma= is not a setting with a value; write settings as name=val",
+    ),
     "no trials": (
         ["tune", "CartPole-v1", "gamma=uniform(0.9,1)", "--trials", "0"],
         "--trials 0: must be greater than 0",
