@@ -7,7 +7,7 @@ import time
 import pytest
 
 from fever import signals
-from fever.algos.base import Phases
+from fever.algos.base import Stopwatch
 from fever.signals import Interrupts, uncut
 from tests.helpers import wait_for
 
@@ -24,7 +24,7 @@ def test_a_signal_interrupts_or_waits() -> None:
 
 
 def test_signals_cut_sampling_and_nothing_else() -> None:
-    phases, done = Phases(), []
+    phases, done = Stopwatch(), []
     with Interrupts(held=True):
         with phases("learn"):
             signal.raise_signal(signal.SIGINT)

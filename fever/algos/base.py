@@ -22,7 +22,7 @@ from fever.sampling.spec import Report, SamplerSpec
 from fever.signals import cuttable
 
 LEARNER_STREAM = 2**32 - 1  # of random numbers, where samplers have their worker's index
-CUTTABLE = ("sample", "wait")  # phases that change nothing in a learner
+INTERRUPTIBLE = ("sample", "wait")  # phases that change nothing in a learner
 
 NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # Mnih et al. 2015
 SMALL_IMAGES = ((16, 3, 1), (32, 3, 1))  # after Young & Tian 2019
@@ -40,6 +40,10 @@ class Task:
     seed: int
     total_steps: int | None  # where schedules end; None: the run has no limit of steps
     stack: int = 1  # frames in an image observation that follow one another, see `Envs.stack`
+
+    def progress(self, steps: int) -> float:
+        """The share of the run's steps that are done, 0 to 1; 0 for a run without a limit of steps."""
+        return min(1.0, steps / self.total_steps) if self.total_steps else 0.0
 
 
 @dataclass(frozen=True)
@@ -104,9 +108,12 @@ class Algorithm(Learner, Protocol):
     def __init__(self, config: Any, task: Task) -> None: ...
 
 
-class Phases:
-    """Wall time of the phases of one iteration: `with phases("learn"): ...`. Signals cut short what is CUTTABLE; they
-    wait for the end of all else, so that no batch is half learned from when the run is saved."""
+class Stopwatch:
+    """Wall time of the phases of one iteration: `with stopwatch("learn"): ...`.
+
+    A signal interrupts the phases in INTERRUPTIBLE at once. It waits for the end of any other phase, so that a run is
+    never saved in the middle of an update.
+    """
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -115,7 +122,7 @@ class Phases:
     def __call__(self, name: str) -> Iterator[None]:
         begin = perf_counter()
         try:
-            with cuttable() if name in CUTTABLE else nullcontext():
+            with cuttable() if name in INTERRUPTIBLE else nullcontext():
                 yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - begin

@@ -1,6 +1,6 @@
 """Deep Q-learning (Mnih et al. 2015) with what has become its standard: double, dueling, n-step, prioritised replay.
 
-The loop is in `replay.py`; here is the mathematics of a gradient step, and how DQN explores.
+The loop is in `off_policy.py`; here are the gradient step and the exploration schedule.
 """
 
 from __future__ import annotations
@@ -11,27 +11,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fever.algos.adam import Adam, AdamState
 from fever.algos.base import Task, build_network
-from fever.algos.flat_params import Vectorizer
-from fever.algos.off_policy import ReplayAlgorithm
+from fever.algos.flat_params import FlatParams
+from fever.algos.off_policy import OffPolicyAlgorithm, OffPolicySettings
 from fever.config import setting
 from fever.errors import FeverError
 from fever.policy import Params
 from fever.replay.buffer import Batch
-from fever.replay.experience import ReplaySettings
 
 PIECE = 512  # observations whose values are computed at once: larger ones do not stay in a CPU's cache
 
 
-class QLearningSettings(ReplaySettings):
+class QLearningSettings(OffPolicySettings):
     """What DQN and Ape-X have in common: all but how they explore."""
 
     default_widths: ClassVar[tuple[int, ...]] = (64, 64)
     hidden: tuple[int, ...] | None = setting(
         None, "widths of each head's hidden layers; null: 64,64, none behind convolutions", "as PPO; rl-zoo has 256,256"
     )
-    learning_rate: float = setting(1e-3, "of Adam", "between rl-zoo's for CartPole-v1 and Acrobot-v1", gt=0)
+    learning_rate: float = setting(1e-3, "of the optimizer", "between rl-zoo's for CartPole-v1 and Acrobot-v1", gt=0)
     updates: int = setting(
         32, "gradient steps in one compiled call, drawn together: more are faster, fewer are fresher", gt=0
     )
@@ -58,15 +56,15 @@ class DQNConfig(QLearningSettings):
     epsilon_steps: int = setting(8000, "environment steps of the linear schedule", "rl-zoo, DQN CartPole-v1", gt=0)
 
 
-class DQN(ReplayAlgorithm):
+class DQN(OffPolicyAlgorithm):
     """Learns the value of every action, acts by the highest."""
 
     Config: Any = DQNConfig
     acting = "online"
+    config: QLearningSettings
 
     def __init__(self, config: QLearningSettings, task: Task) -> None:
-        super().__init__(config, task)
-        self.config: QLearningSettings = config
+        super().__init__(config, task, config.max_gradient_norm)
         if task.action["type"] != "discrete" or len(task.action["sizes"]) != 1:
             raise FeverError(f"{task.name} has no single Discrete action, which DQN needs; sac takes Box actions")
         self.prioritized, self.n_step = config.prioritized, config.n_step
@@ -74,10 +72,9 @@ class DQN(ReplayAlgorithm):
             config, task, value_head=config.dueling, action_values=True, dueling=config.dueling
         )
         params = self.network.init(self.rng)
-        self.vectorizer = Vectorizer(params)
-        self.optimizer = Adam(max_norm=config.max_gradient_norm)
-        vector = jnp.asarray(self.vectorizer.pack(params))
-        self.learned = {"online": vector, "target": vector, **self.optimizer.init(vector).arrays("adam")}
+        self.flat = FlatParams(params)
+        online = jnp.asarray(self.flat.pack(params))  # [P]
+        self.learned = {"online": online, "target": online, "optimizer": self.optimizer.init(online)}
 
     def epsilons(self) -> np.ndarray:
         """The schedule, the same for all explorers."""
@@ -87,23 +84,24 @@ class DQN(ReplayAlgorithm):
         epsilon = config.epsilon_start + done * (config.epsilon_end - config.epsilon_start)
         return np.full(self.explorers, epsilon)
 
-    def facts(self, batch: Batch) -> dict[str, Any]:
-        """Gradient steps so far, and importance weights `[U, B]`, the largest 1 in each batch."""
-        config, total = self.config, self.task.total_steps
-        done = min(1.0, self.steps / total) if total else 0.0
-        beta = config.importance + done * (1 - config.importance)
+    def inputs(self, batch: Batch) -> dict[str, Any]:
+        """Gradient steps so far, and importance weights P(i)^-beta `[U, B]`, scaled to a maximum of 1 in each batch."""
+        config = self.config
+        beta = config.importance + self.task.progress(self.steps) * (1 - config.importance)
         weights = (batch.mass.reshape(config.updates, config.batch) ** -beta).astype(np.float32)
         return {"count": self.updates, "weights": weights / weights.max(1, keepdims=True)}
 
-    def values(self, vector: Any, observations: Any) -> Any:
-        """Values of all actions, `[B, ...]` to `[B, A]`."""
-        params = self.vectorizer.unpack(vector)
+    def values(self, flat: Any, observations: Any) -> Any:
+        """Q(s, a) of all actions `[B, A]` for observations `[B, ...]` and the weights of a network `[P]`."""
+        params = self.flat.unpack(flat)
         return self.network.policy(params, self.network.features(params, observations, jnp), jnp)
 
-    def update(self, learned: dict[str, Any], batches: Params, facts: Params) -> tuple[dict[str, Any], Any, Any]:
+    def update(
+        self, learned: dict[str, Any], batches: Params, inputs: Params, learning_rate: Any
+    ) -> tuple[dict[str, Any], Any, Any]:
         config = self.config
-        batches = {**batches, "weights": facts["weights"]}
-        # Where the target stays the same for all these steps, its values are computed first, in larger pieces.
+        batches = {**batches, "weights": inputs["weights"]}
+        # If the target network stays the same for all these steps, its values are computed first, in larger pieces.
         frozen = config.target == "hard" and config.updates > 1 and config.target_updates % config.updates == 0
         if frozen:
             following = batches["next_observations"]
@@ -116,25 +114,24 @@ class DQN(ReplayAlgorithm):
             batches["target_values"] = values.reshape(*following.shape[:2], -1)
 
         def gradient_step(carry: tuple[Any, ...], batch: Params) -> tuple[Any, Any]:
-            online, target, adam, count = carry
+            online, target, optimizer_state, count = carry
             values = batch["target_values"] if frozen else self.values(target, batch["next_observations"])  # [B, A]
             chooser = self.values(online, batch["next_observations"]) if config.double else values
             best = chooser.argmax(-1, keepdims=True) == np.arange(values.shape[-1])
-            goals = batch["rewards"] + batch["discounts"] * (values * best).sum(-1)  # [B]
-            (loss, (errors, value)), gradient = jax.value_and_grad(self.loss, has_aux=True)(online, batch, goals)
-            direction, adam = self.optimizer.update(gradient, adam)
-            online = online - config.learning_rate * direction
+            td_targets = batch["rewards"] + batch["discounts"] * (values * best).sum(-1)  # [B]
+            (loss, (errors, value)), gradient = jax.value_and_grad(self.loss, has_aux=True)(online, batch, td_targets)
+            online, optimizer_state = self.optimizer.step(online, optimizer_state, gradient, learning_rate)
             count = count + 1
             if not frozen:
                 target = self.follow(target, online, count)
             metrics = jnp.stack([loss, value, jnp.abs(errors).mean(), jnp.sqrt((gradient**2).sum())])
-            return (online, target, adam, count), (errors, metrics)
+            return (online, target, optimizer_state, count), (errors, metrics)
 
-        carry = learned["online"], learned["target"], AdamState.from_arrays("adam", learned), facts["count"]
-        (online, target, adam, count), (errors, metrics) = jax.lax.scan(gradient_step, carry, batches)
+        carry = learned["online"], learned["target"], learned["optimizer"], inputs["count"]
+        (online, target, optimizer_state, count), (errors, metrics) = jax.lax.scan(gradient_step, carry, batches)
         if frozen:
             target = self.follow(target, online, count)
-        return {"online": online, "target": target, **adam.arrays("adam")}, errors, metrics
+        return {"online": online, "target": target, "optimizer": optimizer_state}, errors, metrics
 
     def follow(self, target: Any, online: Any, count: Any) -> Any:
         """The target network after `count` gradient steps."""
@@ -142,11 +139,12 @@ class DQN(ReplayAlgorithm):
             return target + self.config.polyak * (online - target)
         return jnp.where(count % self.config.target_updates == 0, online, target)
 
-    def loss(self, online: Any, batch: Params, goals: Any) -> tuple[Any, tuple[Any, Any]]:
-        """Weighted mean loss of a batch; its TD errors `[B]` and the mean value of its actions."""
+    def loss(self, online: Any, batch: Params, td_targets: Any) -> tuple[Any, tuple[Any, Any]]:
+        """Mean of w_i l(Q(s_i, a_i) - y_i) over a batch, with importance weights w, TD targets y, and the Huber or
+        squared loss l; its TD errors `[B]` and the mean value of its actions."""
         values = self.values(online, batch["observations"])
         chosen = (values * (batch["actions"] == np.arange(values.shape[-1]))).sum(-1)
-        errors = chosen - goals
+        errors = chosen - td_targets
         size = jnp.abs(errors)
         losses = jnp.where(size < 1, 0.5 * errors**2, size - 0.5) if self.config.loss == "huber" else 0.5 * errors**2
         return (batch["weights"] * losses).mean(), (errors, chosen.mean())

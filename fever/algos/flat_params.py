@@ -14,22 +14,22 @@ import numpy as np
 from fever.policy import Params
 
 
-class Vectorizer:
-    """Remembers names and shapes; `pack` and `unpack` are each other's inverse."""
+class FlatParams:
+    """Names and shapes of a network's arrays. `pack` and `unpack` are each other's inverse."""
 
     def __init__(self, params: Params) -> None:
         self.shapes = {name: tuple(value.shape) for name, value in params.items()}
         self.size = sum(math.prod(shape) for shape in self.shapes.values())
 
     def pack(self, params: Params, xp: Any = np) -> Any:
-        """All arrays side by side, `[size]`."""
+        """All arrays in one vector `[size]`."""
         return xp.concatenate([params[name].reshape(-1) for name in self.shapes])
 
-    def unpack(self, vector: Any) -> Params:
-        """The arrays by name, as views of the vector."""
-        params, place = {}, 0
+    def unpack(self, flat: Any) -> Params:
+        """The arrays by name, as views of the vector `[size]`."""
+        params, start = {}, 0
         for name, shape in self.shapes.items():
-            end = place + math.prod(shape)
-            params[name] = vector[place:end].reshape(shape)
-            place = end
+            end = start + math.prod(shape)
+            params[name] = flat[start:end].reshape(shape)
+            start = end
         return params

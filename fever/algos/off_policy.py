@@ -1,59 +1,106 @@
-"""The loop that every algorithm on replay shares: publish weights, draw transitions, learn, send priorities back."""
+"""What DQN, Ape-X and SAC share: settings, checkpoints, and the loop: publish weights, sample transitions, learn."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fever.algos.base import LEARNER_STREAM, Iteration, Phases, Place, State, Task, require_finite, sampler_spec
-from fever.algos.flat_params import Vectorizer
+from fever.algos.base import LEARNER_STREAM, Iteration, Place, State, Stopwatch, Task, require_finite, sampler_spec
+from fever.algos.flat_params import FlatParams
+from fever.algos.optimizer import (
+    Optimizer,
+    OptimizerSettings,
+    from_named_arrays,
+    named_arrays,
+    require_end,
+    scheduled,
+)
+from fever.config import setting
 from fever.policy import Network, Params, distribution_for
 from fever.policy.spaces import encoded_shape
 from fever.replay.buffer import Batch, ReplaySpec
-from fever.replay.experience import Experience, ExperienceSpec, ReplaySettings, make_experience
+from fever.replay.experience import Experience, ExperienceSpec, make_experience
 from fever.replay.explorer import Exploration
 
 ROW_SECONDS = 2.0  # after which an iteration ends at the latest, where workers make it depend on time anyway
 METRICS = ("loss", "value_mean", "td_error", "gradient_norm")  # the first columns of what `update` returns
 
 
-class ReplayAlgorithm:
-    """What DQN, Ape-X and SAC have in common. A subclass has the mathematics: `update`, `learned`."""
+class OffPolicySettings(OptimizerSettings):
+    """Settings of every algorithm that learns from a replay buffer."""
+
+    default_widths: ClassVar[tuple[int, ...]] = (256, 256)
+    hidden: tuple[int, ...] | None = setting(
+        None, "widths of each head's hidden layers; null: 256,256, none behind convolutions", "Haarnoja et al. 2018"
+    )
+    activation: Literal["tanh", "relu"] = setting("relu", "of the heads' hidden layers", "SB3")
+    learning_rate: float = setting(1e-3, "of the optimizer", "rl-zoo, SAC Pendulum-v1", gt=0)
+    gamma: float = setting(0.99, "discount per step", "Mnih et al. 2015", ge=0, le=1)
+    batch: int = setting(64, "transitions in a gradient step", "rl-zoo, DQN CartPole-v1", gt=0)
+    replay_ratio: float = setting(
+        32.0, "transitions learned from for each one added, once the warm-up is over", "rl-zoo, DQN CartPole-v1", gt=0
+    )
+    updates: int = setting(
+        8, "gradient steps in one compiled call, drawn together: more are faster, fewer are fresher", gt=0
+    )
+    warmup: int = setting(1000, "transitions before learning begins", "rl-zoo, DQN CartPole-v1", ge=0)
+    buffer: int = setting(100_000, "transitions kept, all shards together", "rl-zoo, DQN CartPole-v1", gt=0)
+    replay_shards: int = setting(1, "processes that share the buffer, with --workers; at most one for each", gt=0)
+    save_replay: bool = setting(True, "keep the buffer in the run directory, for resuming; its size is logged")
+    explore_steps: int = setting(
+        50, "steps of each environment between two fetches of weights, with --workers", "Horgan et al. 2018, B", gt=0
+    )
+    publish_updates: int = setting(16, "gradient steps between two sets of weights for the workers, at least", gt=0)
+    report_steps: int = setting(1000, "environment steps in an iteration, at least: between two rows of metrics", gt=0)
+    clip_rewards: bool | None = setting(
+        None, "learn from the sign of rewards (returns stay as they are); null: for ALE/ environments",
+        "Mnih et al. 2015",
+    )  # fmt: skip
+
+
+class OffPolicyAlgorithm:
+    """The loop and the checkpoints of DQN, Ape-X and SAC. A subclass has the mathematics: `update` and `learned`."""
 
     network: Network
-    acting: str  # the entry of `learned` that holds the weights of the policy that acts, as one vector
-    vectorizer: Vectorizer  # of these weights
+    acting: ClassVar[str]  # the entry of `learned` that holds the weights of the policy that acts, one vector
+    flat: FlatParams  # names and shapes of these weights
     overlaps = True
     greedy = True  # explore around the best action, not by sampling from the policy
     prioritized = False
     n_step = 1
     metric_names: tuple[str, ...] = METRICS
 
-    def __init__(self, config: ReplaySettings, task: Task) -> None:
+    def __init__(self, config: OffPolicySettings, task: Task, max_gradient_norm: float | None = None) -> None:
+        require_end(task, config.learning_rate_schedule)
         self.config, self.task = config, task
+        self.optimizer = Optimizer(config, max_gradient_norm)
         self.rng = np.random.default_rng(np.random.SeedSequence([task.seed, LEARNER_STREAM]))
         self.explorers = task.envs * max(1, task.workers)
         self.steps = self.updates = 0
-        self.learned: dict[str, Any] = {}  # arrays that learning changes: weights, targets, optimisers
+        self.learned: dict[str, Any] = {}  # what learning changes: weights, target networks, states of optimisers
 
     # what a subclass defines
 
-    def update(self, learned: dict[str, Any], batches: Params, facts: Params) -> tuple[dict[str, Any], Any, Any]:
-        """`updates` gradient steps, compiled once: batches are `[U, B, ...]`. Returns what was learned, TD errors
-        `[U, B]`, and `metric_names` of each gradient step `[U, ...]`."""
+    def update(
+        self, learned: dict[str, Any], batches: Params, inputs: Params, learning_rate: Any
+    ) -> tuple[dict[str, Any], Any, Any]:
+        """U = `config.updates` gradient steps, compiled once. `batches` are `[U, B, ...]`, `inputs` as from `inputs()`.
+
+        Returns the new `learned`, TD errors `[U, B]`, and `metric_names` of each gradient step `[U, ...]`.
+        """
         raise NotImplementedError
 
     def epsilons(self) -> np.ndarray:
         """Probability of a random action for each explorer."""
         raise NotImplementedError
 
-    def facts(self, batch: Batch) -> dict[str, Any]:
-        """More arguments for `update`: counters, rates, noise; drawn for this batch."""
+    def inputs(self, batch: Batch) -> dict[str, Any]:
+        """What `update` needs besides the transitions: counters, importance weights, noise."""
         raise NotImplementedError
 
     # the loop
@@ -90,35 +137,35 @@ class ReplayAlgorithm:
         return make_experience(spec, task.workers, place.generation)
 
     def train(self, experience: Experience) -> Iterator[Iteration]:
-        """The training loop. Exploring goes on while a draw is learned from: in workers, or else in `draw`."""
+        """The training loop. Exploring goes on while JAX learns from a draw: in workers, or else within `draw`."""
         published, learning = -self.publish_every, None
         while True:
-            phases, began, reports, history = Phases(), perf_counter(), [], []
-            added, goal = experience.added, self.steps + self.config.report_steps
+            stopwatch, began, reports, history = Stopwatch(), perf_counter(), [], []
+            added, end = experience.added, self.steps + self.config.report_steps
             if self.task.total_steps is not None:
-                goal = max(self.steps + 1, min(goal, self.task.total_steps))
-            while self.steps < goal and not (self.task.workers and perf_counter() - began > ROW_SECONDS):
-                with phases("transfer"):
+                end = max(self.steps + 1, min(end, self.task.total_steps))
+            while self.steps < end and not (self.task.workers and perf_counter() - began > ROW_SECONDS):
+                with stopwatch("transfer"):
                     if self.updates >= published + self.publish_every:
                         experience.publish(self.weights(), self.updates, self.epsilons())
                         published = self.updates
-                with phases("wait" if self.task.workers else "sample"):
+                with stopwatch("wait" if self.task.workers else "sample"):
                     draw = experience.draw()
-                with phases("learn"):
+                with stopwatch("learn"):
                     if learning is not None:
                         errors, metrics = self.finish(*learning[1])
                         history.append(metrics)
-                with phases("transfer"):
+                with stopwatch("transfer"):
                     if learning is not None and self.prioritized:
                         experience.update(learning[0], errors)
-                with phases("learn"):
+                with stopwatch("learn"):
                     learning = None if draw is None else (draw, self.learn(draw.batch))
                 fresh = experience.take_reports()
                 reports += fresh
                 self.steps += sum(report.steps for report in fresh)
             seconds = perf_counter() - began
             metrics = self._metrics(experience, reports, history, experience.added - added, seconds)
-            yield Iteration(reports, metrics, phases.seconds)
+            yield Iteration(reports, metrics, stopwatch.seconds)
 
     @property
     def publish_every(self) -> int:
@@ -126,21 +173,25 @@ class ReplayAlgorithm:
         return self.config.publish_updates if self.task.workers else 0
 
     def learn(self, batch: Batch) -> tuple[dict[str, Any], Any, Any]:
-        """Begin the gradient steps of one draw; JAX computes them while other things go on."""
+        """Start the gradient steps of one draw, which JAX computes asynchronously; returns what `update` returns."""
         config, names = self.config, ("observations", "next_observations", "actions", "rewards", "discounts")
         rows = {name: getattr(batch, name) for name in names}
         rows = {name: rows[name].reshape(config.updates, config.batch, *rows[name].shape[1:]) for name in rows}
-        return self._update(self.learned, rows, self.facts(batch))
+        learning_rate = scheduled(config.learning_rate, config.learning_rate_schedule, self.task.progress(self.steps))
+        return self._update(self.learned, rows, self.inputs(batch), learning_rate)
 
     def finish(self, learned: dict[str, Any], errors: Any, metrics: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Take over what was learned: TD errors of the draw's transitions, metrics of each gradient step `[U, ...]`."""
+        """Wait for the gradient steps that `learn` started and keep their results.
+
+        Returns the TD errors of the draw's transitions `[U * B]` and the metrics of each gradient step `[U, ...]`.
+        """
         metrics = require_finite(metrics, "learning_rate")
         self.learned = learned
         self.updates += self.config.updates
         return np.asarray(errors).reshape(-1), metrics
 
     def _metrics(self, experience: Experience, reports: Any, history: Any, added: int, seconds: float) -> Any:
-        """One row: how learning goes, and what goes into the buffer and out of it."""
+        """One row of metrics: losses, rates, and what is in the buffer."""
         config, epsilons = self.config, experience.epsilons.reshape(-1, self.task.envs).mean(1)
         updates = sum(len(metrics) for metrics in history)
         row: dict[str, Any] = {}
@@ -158,21 +209,26 @@ class ReplayAlgorithm:
             "epsilons": [round(float(epsilon), 5) for epsilon in epsilons],
         }
 
-    # checkpoints; the buffer is saved by the experience
+    # checkpoints; `Experience` saves the buffer
 
     def weights(self) -> Params:
         """What a policy needs to act, as NumPy arrays."""
-        return self.vectorizer.unpack(np.asarray(self.learned[self.acting]))
+        return self.flat.unpack(np.asarray(self.learned[self.acting]))
 
     def state(self) -> State:
-        """All that learning changes, except for the weights of the policy that acts; counters and random generator."""
-        kept = {name: array for name, array in self.learned.items() if name != self.acting}
-        arrays = {f"learned/{name}": np.asarray(array) for name, array in kept.items()}
-        return State(arrays, {"steps": self.steps, "updates": self.updates, "rng": self.rng.bit_generator.state})
+        """What learning changes, except for the weights of the policy that acts; counters and random generator."""
+        return State(
+            named_arrays("learned", self._rest()),
+            {"steps": self.steps, "updates": self.updates, "rng": self.rng.bit_generator.state},
+        )
 
     def restore(self, state: State, weights: Params) -> None:
         """Continue from what `state` and `weights` returned."""
-        arrays = {f"learned/{self.acting}": self.vectorizer.pack(weights), **state.arrays}
-        self.learned = {name: jnp.asarray(arrays[f"learned/{name}"]) for name in self.learned}
+        rest = from_named_arrays("learned", self._rest(), state.arrays)
+        self.learned = {**rest, self.acting: jnp.asarray(self.flat.pack(weights))}
         self.steps, self.updates = state.facts["steps"], state.facts["updates"]
         self.rng.bit_generator.state = state.facts["rng"]
+
+    def _rest(self) -> dict[str, Any]:
+        """All of `learned` but the weights of the policy that acts."""
+        return {name: value for name, value in self.learned.items() if name != self.acting}

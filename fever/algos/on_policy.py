@@ -1,80 +1,137 @@
-"""What learners on fragments share: weights and their checkpoints, batches, values of observations, advantages."""
+"""What PPO, TRPO and IMPALA share: settings, weights and checkpoints, batches of fragments, values and advantages."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fever.algos.adam import Adam, AdamState
-from fever.algos.base import LEARNER_STREAM, State, Task, build_network, require_finite
-from fever.algos.flat_params import Vectorizer
+from fever.algos.base import LEARNER_STREAM, Place, State, Task, build_network, require_finite, sampler_spec
+from fever.algos.flat_params import FlatParams
 from fever.algos.normalize import Normalizer
+from fever.algos.optimizer import (
+    Optimizer,
+    OptimizerSettings,
+    Schedule,
+    from_named_arrays,
+    named_arrays,
+    require_end,
+    scheduled,
+)
 from fever.algos.returns import gae
+from fever.config import setting
 from fever.policy import Network, Params, distribution_for
-from fever.sampling.spec import Fragment
+from fever.sampling.spec import Fragment, SamplerSpec
 
 IMAGE_CHUNK = 32  # rows of images whose patches stay in a CPU's cache
 
 
-class GradientLearner:
-    """One vector of weights that Adam moves, with statistics of observations and rewards: PPO and IMPALA."""
+class OnPolicySettings(OptimizerSettings):
+    """Settings of every on-policy algorithm."""
 
-    counters: tuple[str, ...] = ("steps",)  # that a checkpoint keeps
+    log_std: float = setting(0.0, "initial log standard deviation of continuous actions (in half action ranges)", "SB3")
+    steps: int = setting(128, "steps of each environment in a batch (T)", "Schulman et al. 2017, table 5", gt=0)
+    gamma: float = setting(0.99, "discount per step", "Schulman et al. 2017, table 3", ge=0, le=1)
+    normalize_advantages: bool = setting(True, "zero mean and unit deviation within a minibatch or batch", "SB3")
+    normalize_observations: bool = setting(True, "by running mean and deviation (not images)", "SB3's VecNormalize")
+    normalize_rewards: bool = setting(True, "by the running deviation of returns", "SB3's VecNormalize")
+
+
+class ActorCriticSettings(OnPolicySettings):
+    """Settings of algorithms that take gradient steps on one loss of policy, values and entropy: PPO and IMPALA."""
+
+    recurrent: Literal["none", "lstm", "gru"] = setting("none", "recurrent layer between the observation and the heads")
+    recurrent_size: int = setting(128, "units of the LSTM or GRU", gt=0)
+    learning_rate: float = setting(3e-4, "of the optimizer", "Schulman et al. 2017, table 3", gt=0)
+    max_gradient_norm: float = setting(0.5, "gradients are scaled down to this norm", "SB3", gt=0)
+    value_coefficient: float = setting(0.5, "weight of the value loss", "SB3", ge=0)
+    entropy_coefficient: float = setting(0.0, "weight of the entropy bonus", "SB3", ge=0)
+
+    def total_loss(self, policy_loss: Any, value_loss: Any, entropy: Any) -> Any:
+        """policy_loss + value_coefficient value_loss - entropy_coefficient entropy"""
+        return policy_loss + self.value_coefficient * value_loss - self.entropy_coefficient * entropy
+
+
+class OnPolicyAlgorithm:
+    """A network whose weights are one vector, its optimiser, and running statistics of observations and returns.
+
+    A subclass has the loop `train` and the mathematics of an update.
+    """
+
+    counters: ClassVar[tuple[str, ...]] = ("steps",)  # attributes that a checkpoint keeps
+    adam_epsilon: ClassVar[float] = 1e-5  # SB3
+    learning_rate_name: ClassVar[str] = "learning_rate"  # the setting that an error message names
     steps = 0  # environment steps learned from so far
 
-    def __init__(self, config: Any, task: Task) -> None:
-        """`config` has recurrent, recurrent_size, log_std, max_gradient_norm, normalize_observations and _rewards."""
-        self.task = task
-        self.network = build_network(
-            config,
-            task,
-            log_std=config.log_std if task.action["type"] == "box" else None,
-            recurrent=config.recurrent,
-            recurrent_size=config.recurrent_size,
-        )
+    def __init__(
+        self, config: OnPolicySettings, task: Task, max_gradient_norm: float | None = None, **network: Any
+    ) -> None:
+        """`network` has more fields of the network, for example `recurrent`."""
+        require_end(task, config.learning_rate_schedule)
+        self.config, self.task = config, task
+        log_std = config.log_std if task.action["type"] == "box" else None
+        self.network = build_network(config, task, log_std=log_std, **network)
         self.distribution = distribution_for(task.action)
         self.rng = np.random.default_rng(np.random.SeedSequence([task.seed, LEARNER_STREAM]))
         params = self.network.init(self.rng)
-        self.vectorizer = Vectorizer(params)
-        self.params = jnp.asarray(self.vectorizer.pack(params))  # [P]
-        self.optimizer = Adam(epsilon=1e-5, max_norm=config.max_gradient_norm)
+        self.flat = FlatParams(params)
+        self.params = jnp.asarray(self.flat.pack(params))  # [P]
+        self.optimizer = Optimizer(config, max_gradient_norm, self.adam_epsilon)
         self.optimizer_state = self.optimizer.init(self.params)
         self.normalizer = Normalizer(self.network, config.normalize_observations, config.normalize_rewards)
 
-    def weights(self) -> Params:
-        """The network's weights, with the observation statistics that it normalises by."""
-        return {**self.vectorizer.unpack(np.asarray(self.params)), **self.normalizer.statistics()}
+    def sampler_spec(self, place: Place) -> SamplerSpec:
+        """How workers sample fragments of `config.steps` steps."""
+        config = self.config
+        gamma = config.gamma if config.normalize_rewards else None
+        return sampler_spec(place, self.network, self.task, config.steps, gamma)
 
-    def finish(self, params: Any, optimizer_state: AdamState, history: Any, batch: Params) -> np.ndarray:
-        """Take over what was learned from a batch, unless it is not a number any more; returns the metrics of every
-        gradient step `[U, ...]`."""
-        history = require_finite(history, "learning_rate")
+    def scheduled(self, value: float, schedule: Schedule) -> float:
+        """The value of a setting at this point of the run."""
+        return scheduled(value, schedule, self.task.progress(self.steps))
+
+    def weights(self) -> Params:
+        """The network's weights, and the mean and deviation by which it normalises observations."""
+        return {**self.flat.unpack(np.asarray(self.params)), **self.normalizer.statistics()}
+
+    def finish(self, params: Any, optimizer_state: Any, metrics: Any, batch: Params) -> np.ndarray:
+        """Keep the results of an update, and add the batch to the running statistics. Returns the metrics as NumPy
+        array; raises TrainingError, and keeps nothing, if one of them is not finite."""
+        metrics = require_finite(metrics, self.learning_rate_name)
         self.params, self.optimizer_state = params, optimizer_state
         self.normalizer.look(batch)
         self.steps += int(batch["valid"].sum())
-        return history
+        return metrics
 
     def state(self) -> State:
-        """Optimiser, statistics, counters and the random generator."""
-        arrays = {name: np.asarray(array) for name, array in self.optimizer_state.arrays("optimizer").items()}
+        """Optimiser, running statistics, counters and random generator."""
+        arrays = named_arrays("optimizer", self.optimizer_state) | self.normalizer.arrays()
         counters = {name: getattr(self, name) for name in self.counters}
-        return State(arrays | self.normalizer.arrays(), {**counters, "rng": self.rng.bit_generator.state})
+        return State(arrays, {**counters, "rng": self.rng.bit_generator.state})
 
     def restore(self, state: State, weights: Params) -> None:
         """Continue from what `state` and `weights` returned."""
-        self.params = jnp.asarray(self.vectorizer.pack(weights))
-        self.optimizer_state = AdamState.from_arrays("optimizer", state.arrays)
+        self.optimizer_state = from_named_arrays("optimizer", self.optimizer_state, state.arrays)
+        self.params = jnp.asarray(self.flat.pack(weights))
         self.normalizer.restore(state.arrays)
         for name in self.counters:
             setattr(self, name, state.facts[name])
         self.rng.bit_generator.state = state.facts["rng"]
 
 
-def join(fragments: list[Fragment]) -> dict[str, np.ndarray]:
-    """One batch `[T, B, ...]` out of fragments `[T, N, ...]`, side by side."""
+def shuffled_minibatches(rng: np.random.Generator, rows: int, size: int, epochs: int) -> np.ndarray:
+    """Which rows go into which gradient step: int32 `[epochs * (rows // size), size]`, shuffled anew for every epoch.
+
+    Where `size` does not divide `rows`, every epoch leaves out some rows.
+    """
+    orders = rng.permuted(np.tile(np.arange(rows, dtype=np.int32), (epochs, 1)), axis=1)
+    return orders[:, : rows // size * size].reshape(-1, size)
+
+
+def join_fragments(fragments: list[Fragment]) -> dict[str, np.ndarray]:
+    """One batch `[T, B, ...]` of fragments `[T, N, ...]`, side by side."""
     names = fragments[0].arrays
     if len(fragments) == 1:
         return dict(names)
@@ -82,25 +139,22 @@ def join(fragments: list[Fragment]) -> dict[str, np.ndarray]:
     return {name: np.concatenate([part.arrays[name] for part in fragments], axis[name]) for name in names}
 
 
-def chain(episodes: list[Fragment], rows: int) -> dict[str, np.ndarray]:
-    """One batch `[rows, 1, ...]` out of whole episodes `[L, 1, ...]`, one after the other; what is left over is filled
-    with rows that are not valid: the last step again, because a policy may say anything of observations that never
-    occur."""
+def join_episodes(episodes: list[Fragment], rows: int) -> dict[str, np.ndarray]:
+    """One batch `[rows, 1, ...]` of whole episodes `[L, 1, ...]`, one after the other.
+
+    Rows that are left over repeat the last step and are not valid: they are observations that do occur, for which the
+    network's outputs are finite.
+    """
     batch = {}
     taken = sum(len(part.arrays["rewards"]) for part in episodes)
     filling = {
-        "valid": False,
-        "terminated": True,
-        "truncated": False,
-        "first": False,
-        "rewards": 0,
-        "bootstrap": np.nan,
-    }
+        "valid": False, "terminated": True, "truncated": False, "first": False, "rewards": 0, "bootstrap": np.nan,
+    }  # fmt: skip
     for name, example in episodes[0].arrays.items():
         if name == "state":
             batch[name] = example
             continue
-        longer = len(example) - len(episodes[0].arrays["rewards"])  # 1 where the last observation is in it, too
+        longer = len(example) - len(episodes[0].arrays["rewards"])  # 1 for arrays [L+1, ...], with the last observation
         parts = [part.arrays[name][: len(part.arrays[name]) - longer] for part in episodes]
         spare = np.repeat(parts[-1][-1:], rows + longer - taken, axis=0)
         if name in filling:
@@ -142,8 +196,10 @@ def values_of(network: Network, weights: Params, batch: Params) -> jax.Array:
 
 
 def following_values(values: jax.Array, batch: Params) -> jax.Array:
-    """Values `[T, B]` of the states that steps led to, out of those `[T+1, B]` of all observations: where the next row
-    begins another episode already, the sampler's own."""
+    """Values `[T, B]` of the states that the steps led to, from the values `[T+1, B]` of all observations.
+
+    Where the next row already belongs to the next episode, it is the value that the sampler computed (`bootstrap`).
+    """
     return jnp.where(jnp.isnan(batch["bootstrap"]), values[1:], batch["bootstrap"])
 
 
@@ -151,13 +207,3 @@ def advantages_of(values: jax.Array, batch: Params, gamma: float, lam: float) ->
     """Generalised advantages `[T, B]` of a batch whose observations have these values `[T+1, B]`."""
     ends = batch["terminated"], batch["truncated"]
     return gae(batch["rewards"], values[:-1], following_values(values, batch), *ends, gamma, lam)
-
-
-def explained_variance(returns: Any, errors: Any, valid: Any) -> jax.Array:
-    """The share of the returns' variance that the values foresaw; `errors` are returns minus values, all one shape."""
-    weight = valid / jnp.maximum(valid.sum(), 1)
-    pair = jnp.stack([returns, errors])
-    axes = tuple(range(1, pair.ndim))
-    centred = pair - (pair * weight).sum(axes, keepdims=True)
-    spread, unexplained = (centred**2 * weight).sum(axes)
-    return 1 - unexplained / (spread + 1e-8)

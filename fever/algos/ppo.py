@@ -1,29 +1,32 @@
 """Proximal policy optimisation (Schulman et al. 2017), one jitted call per iteration.
 
-The loop is `PPO.train`; the mathematics is `PPO._update`, which runs advantages, epochs and minibatches on the
-learner's device. T steps of B environments (B = environments of all workers) make one batch, whoever sampled them.
+The loop is `PPO.train`, the loss is `PPO._loss`; `PPO._update` computes advantages and runs all epochs and minibatches
+on the learner's device. A batch is T steps of B environments (B = environments of all workers).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fever.algos.base import Iteration, Phases, Place, Task, sampler_spec
+from fever.algos.base import Iteration, Place, Stopwatch, Task
 from fever.algos.on_policy import (
     IMAGE_CHUNK,
-    GradientLearner,
+    ActorCriticSettings,
+    OnPolicyAlgorithm,
     advantages_of,
-    explained_variance,
-    join,
+    join_fragments,
+    shuffled_minibatches,
     unroll,
     values_of,
 )
-from fever.config import NetworkSettings, setting
+from fever.algos.optimizer import Schedule, require_end
+from fever.algos.returns import explained_variance, normalize_advantages
+from fever.config import setting
 from fever.errors import FeverError
 from fever.policy import Params
 from fever.sampling.spec import Fragment
@@ -33,38 +36,24 @@ STEP_METRICS = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "
 KL = STEP_METRICS.index("kl")
 
 
-class PPOConfig(NetworkSettings):
+class PPOConfig(ActorCriticSettings):
     """Settings of PPO."""
 
     hidden: tuple[int, ...] | None = setting(
         None, "widths of each head's hidden layers; null: 64,64, or 64 behind an LSTM or GRU, none behind convolutions",
         "Schulman et al. 2017, table 3",
     )  # fmt: skip
-    recurrent: Literal["none", "lstm", "gru"] = setting("none", "memory between the observation and the heads")
-    recurrent_size: int = setting(128, "units of the LSTM or GRU", gt=0)
-    log_std: float = setting(0.0, "initial log standard deviation of continuous actions (in half action ranges)", "SB3")
-
-    steps: int = setting(128, "steps of each environment in a batch (T)", "Schulman et al. 2017, table 5", gt=0)
     minibatch: int = setting(
         256, "steps in a gradient step; divides the batch, or is all of it", "Schulman et al. 2017, table 5", gt=0
     )
     epochs: int = setting(10, "passes over each batch", "Schulman et al. 2017, table 3", gt=0)
-    learning_rate: float = setting(3e-4, "of Adam", "Schulman et al. 2017, table 3", gt=0)
-    learning_rate_schedule: Literal["constant", "linear"] = setting("constant", "linear: to 0 at stop.steps", "SB3")
-    gamma: float = setting(0.99, "discount per step", "Schulman et al. 2017, table 3", ge=0, le=1)
     gae_lambda: float = setting(0.95, "trace decay of the advantages", "Schulman et al. 2017, table 3", ge=0, le=1)
     clip: float = setting(0.2, "range of the probability ratio", "Schulman et al. 2017, table 3", gt=0)
-    clip_schedule: Literal["constant", "linear"] = setting("constant", "linear: to 0 at stop.steps", "SB3")
+    clip_schedule: Schedule = setting("constant", "of clip, as learning_rate_schedule", "SB3")
     value_clip: float | None = setting(None, "range of change of a value prediction; null: none", "SB3", gt=0)
-    value_coefficient: float = setting(0.5, "weight of the value loss", "SB3", ge=0)
-    entropy_coefficient: float = setting(0.0, "weight of the entropy bonus", "SB3", ge=0)
-    max_gradient_norm: float = setting(0.5, "gradients are scaled down to this norm", "SB3", gt=0)
     target_kl: float | None = setting(
         None, "ends an iteration's updates at 1.5 times this KL; null: never", "SB3", gt=0
     )
-    normalize_advantages: bool = setting(True, "zero mean and unit deviation within a minibatch", "SB3")
-    normalize_observations: bool = setting(True, "by running mean and deviation (not images)", "SB3's VecNormalize")
-    normalize_rewards: bool = setting(True, "by the running deviation of returns", "SB3's VecNormalize")
 
     def widths(self, image: bool) -> tuple[int, ...]:
         if self.hidden is None and self.recurrent != "none" and not image:
@@ -72,28 +61,27 @@ class PPOConfig(NetworkSettings):
         return super().widths(image)
 
 
-class PPO(GradientLearner):
+class PPO(OnPolicyAlgorithm):
     """Clipped policy gradients on batches of fragments."""
 
     Config = PPOConfig
     overlaps = False
+    config: PPOConfig
 
     def __init__(self, config: PPOConfig, task: Task) -> None:
-        super().__init__(config, task)
-        self.config = config
+        recurrent = {"recurrent": config.recurrent, "recurrent_size": config.recurrent_size}
+        super().__init__(config, task, config.max_gradient_norm, **recurrent)
+        require_end(task, config.clip_schedule)
         self.fragments = max(1, task.workers)
         self.minibatch = min(config.minibatch, config.steps * task.envs * self.fragments)
         self._check_sizes()
         quick = jax.default_backend() == "cpu" and not self.network.convolutions
-        options = {"xla_backend_optimization_level": 1} if quick else None  # a seventh less to wait for, runs as fast
+        options = {"xla_backend_optimization_level": 1} if quick else None  # compiles a seventh faster, runs as fast
         self._jitted_update = jax.jit(self._update, compiler_options=options)
 
     def _check_sizes(self) -> None:
         config, envs = self.config, self.task.envs * self.fragments
         batch = config.steps * envs
-        linear = "linear" in (config.learning_rate_schedule, config.clip_schedule)
-        if linear and self.task.total_steps is None:
-            raise FeverError("a linear schedule needs an end; give --stop-steps")
         if self.network.recurrent != "none":
             if self.minibatch % config.steps or envs % (self.minibatch // config.steps):
                 raise FeverError(
@@ -109,35 +97,30 @@ class PPO(GradientLearner):
 
     def start(self, place: Place) -> Workers:
         """Samplers of fragments."""
-        task, config = self.task, self.config
-        gamma = config.gamma if config.normalize_rewards else None
-        spec = sampler_spec(place, self.network, task, config.steps, gamma)
-        return make_workers(spec, task.observation, task.action, task.workers, place.generation)
+        task = self.task
+        return make_workers(self.sampler_spec(place), task.observation, task.action, task.workers, place.generation)
 
     def train(self, workers: Workers) -> Iterator[Iteration]:
         """The training loop: broadcast, collect, learn, for ever."""
         while True:
-            phases = Phases()
-            with phases("transfer"):
+            stopwatch = Stopwatch()
+            with stopwatch("transfer"):
                 workers.broadcast(self.weights())
-            with phases("sample"):
+            with stopwatch("sample"):
                 fragments = workers.collect(self.fragments)
-            with phases("learn"):
+            with stopwatch("learn"):
                 metrics = self.learn(fragments)
-            yield Iteration(list(fragments), metrics, phases.seconds)
+            yield Iteration(list(fragments), metrics, stopwatch.seconds)
 
     def learn(self, fragments: list[Fragment]) -> dict[str, float]:
-        """One iteration's updates from exactly `self.fragments` fragments."""
+        """One iteration's updates from exactly `self.fragments` fragments. Returns metrics."""
         config = self.config
-        batch = join(fragments)
-        left = 1.0 - self.steps / self.task.total_steps if self.task.total_steps else 1.0
-        left = max(left, 0.0)
-        learning_rate = config.learning_rate * (left if config.learning_rate_schedule == "linear" else 1.0)
-        clip = config.clip * (left if config.clip_schedule == "linear" else 1.0)
+        batch = join_fragments(fragments)
         self.normalizer.scale_rewards(batch)
-        statistics = self.normalizer.statistics()
+        learning_rate = self.scheduled(config.learning_rate, config.learning_rate_schedule)
+        clip = self.scheduled(config.clip, config.clip_schedule)
         params, optimizer_state, history, explained = self._jitted_update(
-            self.params, self.optimizer_state, batch, statistics, self._orders(), learning_rate, clip
+            self.params, self.optimizer_state, batch, self.normalizer.statistics(), self._orders(), learning_rate, clip
         )
         history = self.finish(params, optimizer_state, history, batch)
         return {
@@ -150,22 +133,28 @@ class PPO(GradientLearner):
         }
 
     def _orders(self) -> np.ndarray:
-        """Which columns go into which gradient step: int32 `[epochs * minibatches, columns]`, shuffled each epoch."""
-        config, envs = self.config, self.task.envs * self.fragments
-        length = config.steps if self.network.recurrent != "none" else 1  # of a sequence that stays together
-        columns = config.steps * envs // length
-        orders = np.tile(np.arange(columns, dtype=np.int32), (config.epochs, 1))
-        return self.rng.permuted(orders, axis=1).reshape(-1, self.minibatch // length)
+        """Which columns of `_rows` go into which gradient step: int32 `[epochs * minibatches, columns]`."""
+        config = self.config
+        length = config.steps if self.network.recurrent != "none" else 1  # of a column
+        columns = config.steps * self.task.envs * self.fragments // length
+        return shuffled_minibatches(self.rng, columns, self.minibatch // length, config.epochs)
 
     def _update(
-        self, params: Any, optimizer_state: Any, batch: Params, statistics: Params, orders: Any, rate: Any, clip: Any
+        self,
+        params: Any,
+        optimizer_state: Any,
+        batch: Params,
+        statistics: Params,
+        orders: Any,
+        learning_rate: Any,
+        clip: Any,
     ) -> tuple[Any, Any, jax.Array, jax.Array]:
-        """Advantages, then every epoch's minibatches. Compiled once: all shapes are fixed for a run.
+        """Advantages, then the minibatches `orders` of every epoch. Compiled once: all shapes are fixed for a run.
 
         Returns the new weights and optimiser state, STEP_METRICS of every gradient step, and the explained variance.
         """
         config, recurrent = self.config, self.network.recurrent != "none"
-        rows = self._rows({**self.vectorizer.unpack(params), **statistics}, batch)
+        rows = self._rows({**self.flat.unpack(params), **statistics}, batch)
 
         def loss(params: Params, minibatch: Params, state: Any, total: Any) -> tuple[jax.Array, jax.Array]:
             return self._loss({**params, **statistics}, minibatch, state, total, clip)
@@ -176,14 +165,11 @@ class PPO(GradientLearner):
             valid = minibatch["valid"]
             total = jnp.maximum(valid.sum(), 1.0)
             if config.normalize_advantages:
-                centred = minibatch["advantages"] - (minibatch["advantages"] * valid).sum() / total
-                deviation = jnp.sqrt((centred**2 * valid).sum() / total)
-                minibatch["advantages"] = centred / (deviation + 1e-8)
+                minibatch["advantages"] = normalize_advantages(minibatch["advantages"], valid)
             state = batch["state"][order] if recurrent else batch["state"]
-            gradients, means = self._gradients(loss, self.vectorizer.unpack(params), minibatch, state, total)
-            gradient = self.vectorizer.pack(gradients, jnp)  # [P]
-            updates, new_state = self.optimizer.update(gradient, optimizer_state)
-            new_params = params - rate * updates
+            gradients, means = self._gradients(loss, self.flat.unpack(params), minibatch, state, total)
+            gradient = self.flat.pack(gradients, jnp)  # [P]
+            new_params, new_state = self.optimizer.step(params, optimizer_state, gradient, learning_rate)
             if config.target_kl is not None:
                 active = active & (means[KL] <= 1.5 * config.target_kl)
                 new_params, new_state = jax.tree.map(
@@ -198,8 +184,8 @@ class PPO(GradientLearner):
         return params, optimizer_state, history, explained
 
     def _rows(self, weights: Params, batch: Params) -> Params:
-        """What minibatches are drawn from, `[L, columns, ...]`: whole sequences (L = T) for a recurrent policy, single
-        steps (L = 1) otherwise."""
+        """The arrays that minibatches are drawn from, `[L, columns, ...]`: whole sequences (L = T) for a recurrent
+        policy, single steps (L = 1) otherwise."""
         config = self.config
         values = values_of(self.network, weights, batch)  # [T+1, B]
         advantages = advantages_of(values, batch, config.gamma, config.gae_lambda)
@@ -218,7 +204,11 @@ class PPO(GradientLearner):
         return {name: value.reshape(1, -1, *value.shape[2:]) for name, value in rows.items()}
 
     def _loss(self, weights: Params, rows: Params, state: Any, total: Any, clip: Any) -> tuple[jax.Array, jax.Array]:
-        """The objective and its parts: sums over rows `[L, columns]` divided by `total`, so that chunks add up."""
+        """-E[min(r A, clip(r, 1 - clip, 1 + clip) A)] + value_coefficient E[(V - R)^2] - entropy_coefficient E[H]
+
+        Expectations are sums over valid rows `[L, columns]` divided by `total`, so that the losses of chunks add up.
+        Returns the loss and the first of STEP_METRICS.
+        """
         config, network, distribution = self.config, self.network, self.distribution
         features = unroll(network, weights, rows["observations"], state, rows["first"])
         outputs, values = network.policy(weights, features, jnp), network.value(weights, features, jnp)
@@ -237,10 +227,10 @@ class PPO(GradientLearner):
             (jnp.abs(ratio - 1) > clip).astype(jnp.float32),
         ]
         means = (jnp.stack(terms) * rows["valid"]).sum((1, 2)) / total  # one reduction: quick to compile
-        return means[0] + config.value_coefficient * means[1] - config.entropy_coefficient * means[2], means
+        return config.total_loss(means[0], means[1], means[2]), means
 
     def _gradients(self, loss: Any, params: Params, rows: Params, state: Any, total: Any) -> tuple[Params, jax.Array]:
-        """Gradients and metrics of one minibatch; of images in chunks that stay in the cache, added up."""
+        """Gradients and metrics of one minibatch. Images are split into chunks that stay in a CPU's cache."""
         differentiate = jax.grad(loss, has_aux=True)
         columns = rows["valid"].shape[1]
         if not self.network.convolutions or self.network.recurrent != "none" or columns % IMAGE_CHUNK:

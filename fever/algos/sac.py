@@ -1,34 +1,32 @@
 """Soft actor-critic (Haarnoja et al. 2018) with automatic temperature: continuous actions from replay.
 
-The loop is in `replay.py`; here is the mathematics of a gradient step.
+The loop is in `off_policy.py`; here is the gradient step.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fever.algos.adam import Adam, AdamState
 from fever.algos.base import Task, build_network
-from fever.algos.flat_params import Vectorizer
-from fever.algos.off_policy import METRICS, ReplayAlgorithm
+from fever.algos.flat_params import FlatParams
+from fever.algos.off_policy import METRICS, OffPolicyAlgorithm, OffPolicySettings
 from fever.config import setting
 from fever.errors import FeverError
 from fever.policy import Params, SquashedGaussian, distribution_for
 from fever.policy.networks import init_perceptron, perceptron
 from fever.replay.buffer import Batch
-from fever.replay.experience import ReplaySettings
 
 CRITICS = ("critic_a", "critic_b")
 
 
-class SACConfig(ReplaySettings):
+class SACConfig(OffPolicySettings):
     """Settings of SAC."""
 
-    learning_rate: float = setting(1e-3, "of Adam, for actor, critics and temperature", "rl-zoo, SAC Pendulum-v1", gt=0)
     batch: int = setting(256, "transitions in a gradient step", "Haarnoja et al. 2018", gt=0)
     replay_ratio: float = setting(
         256.0, "transitions learned from for each one added: a gradient step per step", "Haarnoja et al. 2018", gt=0
@@ -43,17 +41,17 @@ class SACConfig(ReplaySettings):
     )
 
 
-class SAC(ReplayAlgorithm):
+class SAC(OffPolicyAlgorithm):
     """Two critics, and an actor that maximises their lower value and its own entropy."""
 
     Config = SACConfig
     acting = "actor"
     greedy = False
     metric_names = (*METRICS, "policy_entropy", "temperature")
+    config: SACConfig
 
     def __init__(self, config: SACConfig, task: Task) -> None:
         super().__init__(config, task)
-        self.config: SACConfig = config
         if task.action["type"] != "box":
             raise FeverError(f"{task.name} has no Box of actions, which SAC needs; dqn takes a Discrete one")
         if task.observation["type"] == "image":
@@ -71,53 +69,63 @@ class SAC(ReplayAlgorithm):
         for name in CRITICS:
             critics |= init_perceptron(self.rng, name, sizes, 1.0)
         actor = self.network.init(self.rng)
-        self.vectorizer, self.critics = Vectorizer(actor), Vectorizer(critics)
-        self.optimizer = Adam()
+        self.flat, self.critics = FlatParams(actor), FlatParams(critics)
         start = jnp.log(config.temperature or 1.0)
         vectors = {
-            "actor": jnp.asarray(self.vectorizer.pack(actor)),
+            "actor": jnp.asarray(self.flat.pack(actor)),
             "critics": jnp.asarray(self.critics.pack(critics)),
             "temperature": jnp.asarray(start, jnp.float32)[None],  # its logarithm
         }
-        self.learned = {**vectors, "target": vectors["critics"]}
-        for name, vector in vectors.items():
-            self.learned |= self.optimizer.init(vector).arrays(f"adam_{name}")
+        optimizers = {name: self.optimizer.init(vector) for name, vector in vectors.items()}
+        self.learned = {**vectors, "target": vectors["critics"], "optimizers": optimizers}
 
     def epsilons(self) -> np.ndarray:
         """Nothing but random actions during the warm-up, then what the policy draws."""
         return np.full(self.explorers, 1.0 if self.steps < self.config.warmup else 0.0)
 
-    def facts(self, batch: Batch) -> dict[str, Any]:
+    def inputs(self, batch: Batch) -> dict[str, Any]:
         """Noise for the actions of both observations, `[U, 2, B, D]`."""
         return {"noise": self.distribution.noise(self.rng, (self.config.updates, 2, self.config.batch))}
 
     def act(self, actor: Any, observations: Any, noise: Any) -> tuple[Any, Any]:
         """Actions `[B, D]` and their log probabilities `[B]`."""
-        params = self.vectorizer.unpack(actor)
+        params = self.flat.unpack(actor)
         outputs = self.network.policy(params, self.network.features(params, observations, jnp), jnp)
         return self.distribution.sample_and_log_prob(outputs, noise, jnp)
 
     def values(self, critics: Any, observations: Any, actions: Any) -> Any:
-        """What either critic says of actions, `[2, B]`."""
+        """Q_i(s, a) of both critics `[2, B]`."""
         params = self.critics.unpack(critics)
         x = jnp.concatenate([self.network.features({}, observations, jnp), actions], axis=-1)
         layers = len(self.network.hidden)
         return jnp.stack([perceptron(params, name, layers, self.config.activation, x, jnp)[:, 0] for name in CRITICS])
 
-    def update(self, learned: dict[str, Any], batches: Params, facts: Params) -> tuple[dict[str, Any], Any, Any]:
-        learned, (errors, metrics) = jax.lax.scan(self.gradient_step, learned, {**batches, **facts})
+    def update(
+        self, learned: dict[str, Any], batches: Params, inputs: Params, learning_rate: Any
+    ) -> tuple[dict[str, Any], Any, Any]:
+        step = partial(self.gradient_step, learning_rate=learning_rate)
+        learned, (errors, metrics) = jax.lax.scan(step, learned, {**batches, **inputs})
         return learned, errors, metrics
 
-    def gradient_step(self, learned: Params, batch: Params) -> tuple[Params, tuple[Any, Any]]:
-        """Critics, then the actor, then the temperature, then the target critics."""
+    def gradient_step(
+        self, learned: dict[str, Any], batch: Params, learning_rate: Any
+    ) -> tuple[dict[str, Any], tuple[Any, Any]]:
+        """Critics, then the actor, then the temperature alpha, then the target critics.
+
+        | loss | |
+        |---|---|
+        | critics | 0.5 E[(Q_i(s, a) - y)^2],  y = r + gamma (min_i Q'_i(s', a') - alpha log p(a'|s')) |
+        | actor | E[alpha log p(a|s) - min_i Q_i(s, a)],  a drawn from the policy |
+        | temperature | log alpha (H - target_entropy),  H the policy's entropy |
+        """
         config = self.config
         temperature = jnp.exp(learned["temperature"][0])
         following, log_prob = self.act(learned["actor"], batch["next_observations"], batch["noise"][0])
         value = self.values(learned["target"], batch["next_observations"], following).min(0) - temperature * log_prob
-        goals = batch["rewards"] + batch["discounts"] * value  # [B]
+        td_targets = batch["rewards"] + batch["discounts"] * value  # [B]
 
         def critic_loss(critics: Any) -> tuple[Any, Any]:
-            errors = self.values(critics, batch["observations"], batch["actions"]) - goals  # [2, B]
+            errors = self.values(critics, batch["observations"], batch["actions"]) - td_targets  # [2, B]
             return 0.5 * (errors**2).mean(1).sum(), errors.mean(0)
 
         def actor_loss(actor: Any) -> tuple[Any, Any]:
@@ -129,18 +137,19 @@ class SAC(ReplayAlgorithm):
             return log_temperature[0] * jax.lax.stop_gradient(entropy - self.target_entropy)
 
         (loss, errors), gradient = jax.value_and_grad(critic_loss, has_aux=True)(learned["critics"])
-        learned = self.step(learned, "critics", gradient)
+        learned = self.step(learned, "critics", gradient, learning_rate)
         norm = jnp.sqrt((gradient**2).sum())
         gradient, entropy = jax.grad(actor_loss, has_aux=True)(learned["actor"])
-        learned = self.step(learned, "actor", gradient)
+        learned = self.step(learned, "actor", gradient, learning_rate)
         if config.temperature is None:
-            learned = self.step(learned, "temperature", jax.grad(temperature_loss)(learned["temperature"]))
+            gradient = jax.grad(temperature_loss)(learned["temperature"])
+            learned = self.step(learned, "temperature", gradient, learning_rate)
         learned = {**learned, "target": learned["target"] + config.polyak * (learned["critics"] - learned["target"])}
-        metrics = jnp.stack([loss, goals.mean(), jnp.abs(errors).mean(), norm, entropy, temperature])
+        metrics = jnp.stack([loss, td_targets.mean(), jnp.abs(errors).mean(), norm, entropy, temperature])
         return learned, (errors, metrics)
 
-    def step(self, learned: Params, name: str, gradient: Any) -> Params:
-        """One step of Adam for one of the vectors."""
-        direction, adam = self.optimizer.update(gradient, AdamState.from_arrays(f"adam_{name}", learned))
-        vector = learned[name] - self.config.learning_rate * direction
-        return {**learned, name: vector, **adam.arrays(f"adam_{name}")}
+    def step(self, learned: dict[str, Any], name: str, gradient: Any, learning_rate: Any) -> dict[str, Any]:
+        """`learned` after one step of the optimiser for one of its vectors."""
+        optimizers = learned["optimizers"]
+        vector, state = self.optimizer.step(learned[name], optimizers[name], gradient, learning_rate)
+        return {**learned, name: vector, "optimizers": {**optimizers, name: state}}

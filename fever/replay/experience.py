@@ -12,11 +12,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import numpy as np
 
-from fever.config import NetworkSettings, setting
 from fever.errors import FeverError
 from fever.policy import Params
 from fever.policy.spaces import Description
@@ -30,37 +29,6 @@ from fever.system import free_memory
 from fever.text import format_bytes
 
 BUFFER_STREAM = 2**32 - 2  # of random numbers, where samplers have their worker's index and the learner its own
-
-
-class ReplaySettings(NetworkSettings):
-    """What all algorithms that learn from replay have."""
-
-    default_widths: ClassVar[tuple[int, ...]] = (256, 256)
-    hidden: tuple[int, ...] | None = setting(
-        None, "widths of each head's hidden layers; null: 256,256, none behind convolutions", "Haarnoja et al. 2018"
-    )
-    activation: Literal["tanh", "relu"] = setting("relu", "of the heads' hidden layers", "SB3")
-    gamma: float = setting(0.99, "discount per step", "Mnih et al. 2015", ge=0, le=1)
-    batch: int = setting(64, "transitions in a gradient step", "rl-zoo, DQN CartPole-v1", gt=0)
-    replay_ratio: float = setting(
-        32.0, "transitions learned from for each one added, once the warm-up is over", "rl-zoo, DQN CartPole-v1", gt=0
-    )
-    updates: int = setting(
-        8, "gradient steps in one compiled call, drawn together: more are faster, fewer are fresher", gt=0
-    )
-    warmup: int = setting(1000, "transitions before learning begins", "rl-zoo, DQN CartPole-v1", ge=0)
-    buffer: int = setting(100_000, "transitions kept, all shards together", "rl-zoo, DQN CartPole-v1", gt=0)
-    replay_shards: int = setting(1, "processes that share the buffer, with --workers; at most one for each", gt=0)
-    save_replay: bool = setting(True, "keep the buffer in the run directory, for resuming; its size is logged")
-    explore_steps: int = setting(
-        50, "steps of each environment between two fetches of weights, with --workers", "Horgan et al. 2018, B", gt=0
-    )
-    publish_updates: int = setting(16, "gradient steps between two sets of weights for the workers, at least", gt=0)
-    report_steps: int = setting(1000, "environment steps in an iteration, at least: between two rows of metrics", gt=0)
-    clip_rewards: bool | None = setting(
-        None, "learn from the sign of rewards (returns stay as they are); null: for ALE/ environments",
-        "Mnih et al. 2015",
-    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import fever.algos.dqn
-from fever.algos.adam import AdamState
 from fever.algos.apex import Apex, epsilon_ladder
 from fever.algos.dqn import DQN
+from fever.algos.optimizer import named_arrays
 from fever.errors import FeverError, TrainingError
 from fever.replay.buffer import Batch
 from fever.runs.run import Run
@@ -38,7 +39,7 @@ def make(
     dqn = kind(kind.Config(**settings), make_task(env, seed=seed, total_steps=total_steps))
     rng = np.random.default_rng(seed + 1)
     for name in ("online", "target"):
-        dqn.learned[name] = jnp.asarray(rng.normal(0, 0.7, dqn.vectorizer.size).astype(np.float32))
+        dqn.learned[name] = jnp.asarray(rng.normal(0, 0.7, dqn.flat.size).astype(np.float32))
     dqn._update = COMPILED.setdefault(repr((kind, dqn.config)), jax.jit(dqn.update))
     return dqn
 
@@ -63,7 +64,7 @@ def part(batch: Batch, index: int, size: int = 8) -> Batch:
 
 def values(dqn: Any, name: str, observations: np.ndarray) -> np.ndarray:
     """With NumPy, of the weights before anything was learned."""
-    params = dqn.vectorizer.unpack(np.asarray(dqn.learned[name]))
+    params = dqn.flat.unpack(np.asarray(dqn.learned[name]))
     return dqn.network.policy(params, dqn.network.features(params, observations))
 
 
@@ -71,13 +72,13 @@ def learn(dqn: Any, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     return dqn.finish(*dqn.learn(batch))
 
 
-def goals_by_hand(dqn: Any, batch: Batch, double: bool) -> np.ndarray:
+def td_targets_by_hand(dqn: Any, batch: Batch, double: bool) -> np.ndarray:
     online, target = (values(dqn, name, batch.next_observations) for name in ("online", "target"))
-    goals = []
+    td_targets = []
     for row in range(len(batch.rewards)):
         best = int(np.argmax(online[row] if double else target[row]))
-        goals.append(batch.rewards[row] + batch.discounts[row] * target[row, best])
-    return np.array(goals)
+        td_targets.append(batch.rewards[row] + batch.discounts[row] * target[row, best])
+    return np.array(td_targets)
 
 
 # A gradient step.
@@ -87,9 +88,9 @@ def goals_by_hand(dqn: Any, batch: Batch, double: bool) -> np.ndarray:
 @pytest.mark.parametrize("double", [True, False])
 def test_td_errors_by_hand(double: bool, dueling: bool) -> None:
     dqn, batch = make(double=double, dueling=dueling), draw()
-    here, goals = values(dqn, "online", batch.observations), goals_by_hand(dqn, batch, double)
-    assert not np.allclose(goals, goals_by_hand(dqn, batch, not double), atol=0.01)
-    expected = here[np.arange(8), batch.actions[:, 0]] - goals
+    here, td_targets = values(dqn, "online", batch.observations), td_targets_by_hand(dqn, batch, double)
+    assert not np.allclose(td_targets, td_targets_by_hand(dqn, batch, not double), atol=0.01)
+    expected = here[np.arange(8), batch.actions[:, 0]] - td_targets
     errors, metrics = learn(dqn, batch)
     np.testing.assert_allclose(errors, expected, rtol=1e-4, atol=1e-5)
     row = dict(zip(dqn.metric_names, metrics[0], strict=True))
@@ -100,15 +101,15 @@ def test_td_errors_by_hand(double: bool, dueling: bool) -> None:
 @pytest.mark.parametrize("loss", ["huber", "squared"])
 def test_the_loss_and_its_gradient_by_hand(loss: str) -> None:
     dqn, batch = make(loss=loss, learning_rate=0.01), draw()
-    goals, before = goals_by_hand(dqn, batch, True), np.asarray(dqn.learned["online"])
-    weights = dqn.facts(batch)["weights"][0]
+    td_targets, before = td_targets_by_hand(dqn, batch, True), np.asarray(dqn.learned["online"])
+    weights = dqn.inputs(batch)["weights"][0]
 
     def objective(vector: Any) -> Any:
-        params = dqn.vectorizer.unpack(vector)
+        params = dqn.flat.unpack(vector)
         every = dqn.network.policy(params, dqn.network.features(params, batch.observations, jnp), jnp)
         total = 0.0
         for row in range(8):
-            error = every[row, batch.actions[row, 0]] - goals[row]
+            error = every[row, batch.actions[row, 0]] - td_targets[row]
             small = 0.5 * error * error
             total += weights[row] * (jnp.where(abs(error) > 1, abs(error) - 0.5, small) if loss == "huber" else small)
         return total / 8
@@ -129,7 +130,7 @@ def test_gradients_are_scaled_down_to_their_longest_norm() -> None:
     dqn, batch = make(max_gradient_norm=1e-3), draw()
     _, metrics = learn(dqn, batch)
     assert metrics[0, 3] > 1e-2
-    mean = AdamState.from_arrays("adam", dqn.learned).mean
+    mean = optax.tree.get(dqn.learned["optimizer"], "mu")
     assert float(jnp.linalg.norm(mean)) == pytest.approx(1e-4, rel=1e-3)  # a tenth of it, Adam's decay being 0.9
 
 
@@ -152,10 +153,10 @@ def test_importance_weights_by_hand() -> None:
     for steps, beta in ((0, 0.5), (500, 0.75), (1000, 1.0), (5000, 1.0)):
         dqn.steps = steps
         expected = [[1, 4**-beta], [1, 64**-beta]]  # the largest of each batch is 1
-        np.testing.assert_allclose(dqn.facts(batch)["weights"], expected, rtol=1e-6)
+        np.testing.assert_allclose(dqn.inputs(batch)["weights"], expected, rtol=1e-6)
     endless = make(importance=0.5, batch=2, updates=2)
     endless.steps = 10**6
-    np.testing.assert_allclose(endless.facts(batch)["weights"], [[1, 0.5], [1, 0.125]], rtol=1e-6)
+    np.testing.assert_allclose(endless.inputs(batch)["weights"], [[1, 0.5], [1, 0.125]], rtol=1e-6)
 
 
 def test_importance_weights_weigh_the_loss() -> None:
@@ -217,8 +218,9 @@ def test_many_gradient_steps_in_one_call_are_those_of_many_calls(
         np.testing.assert_allclose(errors, np.concatenate([one for one, _ in singles]), rtol=1e-3, atol=1e-4)
         np.testing.assert_allclose(metrics, np.concatenate([one for _, one in singles]), rtol=1e-3, atol=1e-4)
     assert together.learned.keys() == alone.learned.keys()
-    for name, array in together.learned.items():
-        np.testing.assert_allclose(array, alone.learned[name], rtol=1e-3, atol=1e-4, err_msg=name)
+    found = named_arrays("learned", alone.learned)
+    for name, array in named_arrays("learned", together.learned).items():
+        np.testing.assert_allclose(array, found[name], rtol=1e-3, atol=1e-4, err_msg=name)
     assert together.updates == alone.updates == 12
 
 

@@ -51,7 +51,7 @@ def collect(impala: Impala, target: Any = CounterEnv, seed: int = 0, skip: int =
 def enlarge(impala: Impala, factor: float = 30) -> None:
     """A policy that is far from even."""
     weights = {name: value * (factor if name == "policy/w" else 1) for name, value in impala.weights().items()}
-    impala.params = jnp.asarray(impala.vectorizer.pack(weights))
+    impala.params = jnp.asarray(impala.flat.pack(weights))
 
 
 def assert_same(here: Impala, there: Impala) -> None:
@@ -81,13 +81,15 @@ class ByHand:
         traces = config.trace_decay * np.minimum(ratio, config.trace_limit)
         following = np.where(np.isnan(arrays["bootstrap"]), values[1:], arrays["bootstrap"]) * ~arrays["terminated"]
         ended = arrays["terminated"] | arrays["truncated"]
-        self.goals, self.advantages = np.zeros_like(self.values), np.zeros_like(self.values)
+        self.value_targets, self.advantages = np.zeros_like(self.values), np.zeros_like(self.values)
         for t in reversed(range(config.steps)):  # remark 1 of Espeholt et al. 2018
             over = ended[t] | (t == config.steps - 1)
-            goal = following[t] if t == config.steps - 1 else np.where(over, following[t], self.goals[t + 1])
+            value_target = (
+                following[t] if t == config.steps - 1 else np.where(over, following[t], self.value_targets[t + 1])
+            )
             delta = self.rho[t] * (arrays["rewards"][t] + config.gamma * following[t] - self.values[t])
-            self.goals[t] = self.values[t] + delta + config.gamma * traces[t] * (goal - following[t])
-            self.advantages[t] = arrays["rewards"][t] + config.gamma * goal - self.values[t]
+            self.value_targets[t] = self.values[t] + delta + config.gamma * traces[t] * (value_target - following[t])
+            self.advantages[t] = arrays["rewards"][t] + config.gamma * value_target - self.values[t]
         if config.normalize_advantages:
             rows = self.advantages[arrays["valid"]]
             self.advantages = (self.advantages - rows.mean()) / rows.std()
@@ -95,7 +97,7 @@ class ByHand:
     def forward(self, vector: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Outputs of the policy `[T, B, ...]` and values `[T+1, B]`."""
         network, arrays = self.impala.network, self.arrays
-        params = {**self.impala.vectorizer.unpack(vector), **self.statistics}
+        params = {**self.impala.flat.unpack(vector), **self.statistics}
         state, outputs, values = arrays["state"].astype(np.float64), [], []
         for row, first in zip(arrays["observations"].astype(np.float64), arrays["first"], strict=True):
             state = np.where(first[:, None], 0, state)
@@ -111,7 +113,7 @@ class ByHand:
         return float(rows[self.arrays["valid"]].mean())
 
     def terms(self, vector: np.ndarray) -> tuple[float, float, float]:
-        """Losses of the policy and of the values, and the entropy: goals, advantages and weights stay."""
+        """Losses of the policy and of the values, and the entropy: value_targets, advantages and weights stay."""
         outputs, values = self.forward(vector)
         log_probs, clip = self.log_probs(outputs), self.impala.config.clip
         if clip is None:
@@ -119,7 +121,7 @@ class ByHand:
         else:
             ratio = np.exp(log_probs - self.arrays["log_probs"])
             gain = np.minimum(ratio * self.advantages, np.clip(ratio, 1 - clip, 1 + clip) * self.advantages)
-        errors = (self.goals - values[:-1]) ** 2
+        errors = (self.value_targets - values[:-1]) ** 2
         return -self.mean(gain), self.mean(errors), self.mean(self.impala.distribution.entropy(outputs))
 
     def loss(self, vector: np.ndarray) -> float:
@@ -134,7 +136,7 @@ class ByHand:
     def metrics(self) -> dict[str, float]:
         config, ratio, valid = self.impala.config, np.exp(self.log_ratio), self.arrays["valid"]
         outside = ratio > config.delta_limit if config.clip is None else np.abs(ratio - 1) > config.clip
-        unexplained = (self.goals - self.values)[valid].var() / self.goals[valid].var()
+        unexplained = (self.value_targets - self.values)[valid].var() / self.value_targets[valid].var()
         return {
             **dict(zip(STEP_METRICS[:3], self.terms(self.start), strict=True)),
             "kl": self.mean(ratio - 1 - self.log_ratio), "clip_fraction": self.mean(outside),
@@ -162,7 +164,9 @@ def test_a_gradient_step_is_that_of_the_plain_formula(case: str) -> None:
     impala = make(target, **{"normalize_rewards": False, "learning_rate": 1.0, **settings})
     enlarge(impala)
     impala.normalizer.look(collect(impala, target, seed=1).arrays)
-    impala.optimizer = Mock(update=lambda gradient, state: (gradient, state))  # plain gradient steps
+    impala.optimizer = Mock(
+        step=lambda params, state, gradient, rate: (params - rate * gradient, state)
+    )  # plain gradient steps
     impala._jitted_update = jax.jit(impala._update)
     fragment = collect(impala, target, noise=0.3)
     assert fragment.arrays["valid"].all() == ("phantoms" not in case)
@@ -219,7 +223,7 @@ def test_a_minibatch_of_nothing_but_phantom_steps_has_no_gradient(algo: type[Imp
     fragment = changed(collect(impala, NextStepCounters), valid=np.array([[True, False, True, False]]))
     orders = np.array([[1], [0], [3], [2]], np.int32)  # a phantom before anything gave Adam momentum, and after
     batch, statistics = fragment.arrays, impala.normalizer.statistics()
-    _, _, history = impala._jitted_update(impala.params, impala.optimizer_state, batch, statistics, orders)
+    _, _, history = impala._jitted_update(impala.params, impala.optimizer_state, batch, statistics, orders, 1e-3)
     assert [bool(norm > 0) for norm in history[:, -1]] == [False, True, False, True]
     assert not np.any(history[0::2, : STEP_METRICS.index("explained_variance")])
     before = impala.weights()

@@ -63,7 +63,7 @@ def differ(here: PPO, there: PPO) -> bool:
 
 def without_optimizer(ppo: PPO) -> None:
     """Plain gradient steps: Adam would blow tiny differences up."""
-    ppo.optimizer = Mock(update=lambda gradient, state: (gradient, state))
+    ppo.optimizer = Mock(step=lambda params, state, gradient, rate: (params - rate * gradient, state))
     ppo._jitted_update = jax.jit(ppo._update)
 
 
@@ -202,7 +202,7 @@ def test_every_sequence_of_a_minibatch_begins_with_its_own_state() -> None:
     # Without a change of weights the acting and the learning policy agree, but only from the same recurrent states.
     ppo = make(recurrent="lstm", learning_rate=1e-12)
     larger = {name: value * (100 if name == "policy/w" else 1) for name, value in ppo.weights().items()}
-    ppo.params = jax.numpy.asarray(ppo.vectorizer.pack(larger))
+    ppo.params = jax.numpy.asarray(ppo.flat.pack(larger))
     fragment = collect(ppo)
     metrics = ppo.learn([fragment])
     assert metrics["clip_fraction"] == 0

@@ -84,7 +84,7 @@ def trace(rows: list[Any], *settings: float) -> np.ndarray:
 def test_goals_and_advantages_of_vtrace_by_hand() -> None:
     # gamma = 0.5, lambda = 0.8, rho = min(ratio, 2), c = 0.8 * min(ratio, 1)
     #
-    #     one-step error               rho   weighted   gamma * c    goal                             advantage
+    #     one-step error               rho   weighted   gamma * c    value_target                             advantage
     # 4   5 + 0.5 * 80 - 50 =  -5      1.5     -7.5     border       50 - 7.5             =  42.5     5 + 0.5 * 80 - 50
     # 3   4 + 0.5 * 60 - 40 =  -6      0.5     -3       truncated    40 - 3               =  37       4 + 0.5 * 60 - 40
     # 2   3 + 0.5 * 40 - 30 =  -7      2      -14       0.4          30 - 14 + 0.4 * -3   =  14.8     3 + 0.5 * 37 - 30
@@ -134,21 +134,21 @@ def test_vtrace_is_the_sum_of_the_paper(settings: tuple[float, ...]) -> None:
         arrays = experience(seed)
         ratios, rewards, values, next_values, terminated, truncated = arrays
         found = numpy_vtrace(arrays, *settings)
-        goals = np.zeros_like(rewards)
+        value_targets = np.zeros_like(rewards)
         for s, env in reversed(list(np.ndindex(rewards.shape))):
-            goal, product, discount = values[s, env], 1.0, 1.0
+            value_target, product, discount = values[s, env], 1.0, 1.0
             for t in range(s, len(rewards)):
                 following = 0.0 if terminated[t, env] else next_values[t, env]
                 delta = rewards[t, env] + gamma * following - values[t, env]
-                goal += discount * product * min(delta_limit, ratios[t, env]) * delta
+                value_target += discount * product * min(delta_limit, ratios[t, env]) * delta
                 if terminated[t, env] or truncated[t, env]:
                     break
                 discount, product = discount * gamma, product * lam * min(trace_limit, ratios[t, env])
-            goals[s, env] = goal
+            value_targets[s, env] = value_target
             over = terminated[s, env] or truncated[s, env] or s == len(rewards) - 1
-            following = next_values[s, env] * (not terminated[s, env]) if over else goals[s + 1, env]
+            following = next_values[s, env] * (not terminated[s, env]) if over else value_targets[s + 1, env]
             advantage = rewards[s, env] + gamma * following - values[s, env]
-            assert found.goals[s, env] == pytest.approx(goal, rel=1e-4, abs=1e-5)
+            assert found.value_targets[s, env] == pytest.approx(value_target, rel=1e-4, abs=1e-5)
             assert found.advantages[s, env] == pytest.approx(advantage, rel=1e-4, abs=1e-5)
 
 
@@ -159,7 +159,7 @@ def test_vtrace_of_ones_own_experience_is_the_return_up_to_the_border() -> None:
     for t in reversed(range(len(rewards))):
         later = np.where(truncated[t], next_values[t], returns)
         returns = rewards[t] + 0.9 * np.where(terminated[t], 0, later)
-        np.testing.assert_allclose(found.goals[t], returns, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(found.value_targets[t], returns, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(found.advantages[t], returns - values[t], rtol=1e-4, atol=1e-5)
 
 
@@ -168,7 +168,7 @@ def test_goals_of_ones_own_experience_are_those_of_generalised_advantages(lam: f
     ratios, *rest = experience(6)
     found = numpy_vtrace((np.ones_like(ratios), *rest), 0.9, lam, 1.7, 1.3)  # limits above 1 limit nothing
     np.testing.assert_allclose(
-        found.goals, rest[1] + compiled_gae(*map(jnp.asarray, rest), 0.9, lam), rtol=1e-4, atol=1e-5
+        found.value_targets, rest[1] + compiled_gae(*map(jnp.asarray, rest), 0.9, lam), rtol=1e-4, atol=1e-5
     )
 
 

@@ -15,6 +15,7 @@ from scipy import integrate, stats
 
 import fever
 from fever.algos.base import Task
+from fever.algos.optimizer import named_arrays
 from fever.algos.sac import CRITICS, SAC, SACConfig
 from fever.envs.make import make_envs
 from fever.envs.source import EnvContext, EnvSource
@@ -157,7 +158,7 @@ def act(sac: SAC, observations: np.ndarray, noise: np.ndarray) -> tuple[np.ndarr
 def next_noise(sac: SAC) -> np.ndarray:
     """What the next batch will get: for its next observations, then for its own."""
     state = sac.rng.bit_generator.state
-    noise = sac.facts(draw())["noise"][0]
+    noise = sac.inputs(draw())["noise"][0]
     sac.rng.bit_generator.state = state
     return noise
 
@@ -167,8 +168,8 @@ def test_the_critics_errors_by_hand() -> None:
     noise = next_noise(sac)
     following, log_prob = act(sac, batch.next_observations, noise[0])
     lower = critics(sac, "target", batch.next_observations, following).min(0)
-    goals = batch.rewards + batch.discounts * (lower - 0.3 * log_prob)
-    expected = critics(sac, "critics", batch.observations, batch.actions) - goals
+    td_targets = batch.rewards + batch.discounts * (lower - 0.3 * log_prob)
+    expected = critics(sac, "critics", batch.observations, batch.actions) - td_targets
     entropy = -act(sac, batch.observations, noise[1])[1].mean()
     errors, metrics = learn(sac, batch)
     np.testing.assert_allclose(errors, expected.mean(0), rtol=1e-3, atol=1e-4)
@@ -188,16 +189,16 @@ def test_a_gradient_step_moves_everything_in_its_direction() -> None:
 
     following, log_prob = act(sac, batch.next_observations, noise[0])
     lower = critics(sac, "target", batch.next_observations, following).min(0)
-    goals = batch.rewards + batch.discounts * (lower - 0.3 * log_prob)
+    td_targets = batch.rewards + batch.discounts * (lower - 0.3 * log_prob)
 
     def critic_loss() -> float:
-        return float(((critics(sac, "critics", batch.observations, batch.actions) - goals) ** 2).mean())
+        return float(((critics(sac, "critics", batch.observations, batch.actions) - td_targets) ** 2).mean())
 
-    before = {name: np.asarray(array) for name, array in sac.learned.items()}
+    before = {name: np.asarray(sac.learned[name]) for name in ("actor", "critics", "target", "temperature")}
     loss = critic_loss()
     learn(sac, batch)
     assert critic_loss() < loss
-    after = {name: np.asarray(array) for name, array in sac.learned.items()}
+    after = {name: np.asarray(sac.learned[name]) for name in ("actor", "critics", "target", "temperature")}
     expected = before["target"] + 0.25 * (after["critics"] - before["target"])
     np.testing.assert_allclose(after["target"], expected, rtol=1e-5, atol=1e-6)
     sac.learned |= {"actor": before["actor"]}
@@ -236,7 +237,7 @@ def test_the_target_entropy_is_minus_the_size_of_the_action_unless_it_is_set() -
 def test_many_gradient_steps_in_one_call_are_those_of_many_calls() -> None:
     together, alone = make(temperature=0.3, updates=4), make(temperature=0.3)
     batch = draw(4)
-    noise = together.facts(batch)["noise"]
+    noise = together.inputs(batch)["noise"]
     together.rng.bit_generator.state = alone.rng.bit_generator.state
     together.facts = lambda batch: {"noise": noise}  # type: ignore[method-assign]
     learn(together, batch)
@@ -244,8 +245,9 @@ def test_many_gradient_steps_in_one_call_are_those_of_many_calls() -> None:
         alone.facts = lambda batch, index=index: {"noise": noise[index : index + 1]}  # type: ignore[method-assign]
         one = Batch(**{name: array[index * 8 : index * 8 + 8] for name, array in vars(batch).items()})
         learn(alone, one)
-    for name, array in together.learned.items():
-        np.testing.assert_allclose(array, alone.learned[name], rtol=1e-3, atol=1e-4, err_msg=name)
+    found = named_arrays("learned", alone.learned)
+    for name, array in named_arrays("learned", together.learned).items():
+        np.testing.assert_allclose(array, found[name], rtol=1e-3, atol=1e-4, err_msg=name)
 
 
 def test_a_restored_algorithm_learns_on_as_if_nothing_had_happened() -> None:

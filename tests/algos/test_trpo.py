@@ -14,7 +14,17 @@ import pytest
 from fever.algos.trpo import conjugate_gradients
 from fever.envs.source import EnvSource
 from fever.errors import TrainingError
-from tests.algos.trpo_reference import Batch, assert_same, collect, enlarge, make, sampler
+from tests.algos.trpo_reference import (
+    Batch,
+    assert_same,
+    collect,
+    enlarge,
+    make,
+    policy_of,
+    sampler,
+    set_weights,
+    value_of,
+)
 from tests.environments import CounterEnv, IdentityEnv, ImageEnv, MaskedEnv, NextStepCounters
 from tests.helpers import changed
 
@@ -22,7 +32,7 @@ PLAIN = {"normalize_rewards": False}
 RAW = {"normalize_advantages": False, "gamma": 0.5, "gae_lambda": 0.3}
 FAR = {"max_kl": 2.0, "cg_damping": 0.01, "line_search_shrink": 0.7}
 CONTINUOUS = EnvSource(IdentityEnv, {"action_space": "box"})
-REFUSED = "no step within the trust region improves the policy; it stays as it was"
+REFUSED = "no step within the trust region improves the policy, which stays as it was"
 
 
 # Conjugate gradients.
@@ -95,9 +105,9 @@ def test_the_step_is_that_of_the_explicit_fisher_matrix(case: str) -> None:
     assert fragment.arrays["valid"].all() == (case != "phantoms")
     batch, config = Batch(trpo, fragment), trpo.config
     gradient, step = batch.natural_step()
-    start = np.asarray(trpo.policy, np.float64)
+    start = np.asarray(policy_of(trpo), np.float64)
     metrics = trpo.learn([fragment])
-    taken = np.asarray(trpo.policy, np.float64) - start
+    taken = np.asarray(policy_of(trpo), np.float64) - start
     np.testing.assert_allclose(taken, metrics["step_fraction"] * step, rtol=0.03, atol=0.01 * np.abs(taken).max())
     assert np.abs(taken).max() > 1e-4
     assert metrics["gradient_norm"] == pytest.approx(np.linalg.norm(gradient), rel=1e-3)
@@ -111,8 +121,8 @@ def test_the_step_is_that_of_the_explicit_fisher_matrix(case: str) -> None:
             accepted.append(fraction)
     assert metrics["step_fraction"] == pytest.approx(accepted[0])
     assert (accepted[0] < 1) == (case == "large region")
-    assert metrics["kl"] == pytest.approx(batch.kl(trpo.policy), rel=1e-2, abs=1e-6)
-    assert metrics["surrogate"] == pytest.approx(batch.surrogate(trpo.policy), rel=1e-3, abs=1e-5)
+    assert metrics["kl"] == pytest.approx(batch.kl(policy_of(trpo)), rel=1e-2, abs=1e-6)
+    assert metrics["surrogate"] == pytest.approx(batch.surrogate(policy_of(trpo)), rel=1e-3, abs=1e-5)
     assert metrics["surrogate_before"] == pytest.approx(before, rel=1e-3, abs=1e-5)
 
 
@@ -124,8 +134,8 @@ def test_fewer_conjugate_gradients_make_another_step_within_the_region() -> None
     batch = Batch(short, fragment)
     whole.learn([fragment])
     metrics = short.learn([fragment])
-    assert not np.allclose(whole.policy, short.policy, atol=1e-4)
-    assert 0 < batch.kl(short.policy) <= 0.01
+    assert not np.allclose(policy_of(whole), policy_of(short), atol=1e-4)
+    assert 0 < batch.kl(policy_of(short)) <= 0.01
     assert metrics["surrogate"] > metrics["surrogate_before"]
 
 
@@ -140,20 +150,20 @@ def test_no_step_leaves_the_trust_region(target: Any, settings: dict[str, Any], 
     sampling, fractions = sampler(trpo, target, seed), []
     for _ in range(20):
         fragment = sampling.sample(trpo.weights())
-        batch, start = Batch(trpo, fragment), trpo.policy
+        batch, start = Batch(trpo, fragment), policy_of(trpo)
         metrics = trpo.learn([fragment])
         fractions.append(metrics["step_fraction"])
-        assert batch.kl(trpo.policy) <= trpo.config.max_kl * 1.001  # rounding
+        assert batch.kl(policy_of(trpo)) <= trpo.config.max_kl * 1.001  # rounding
         if metrics["step_fraction"]:
-            assert batch.surrogate(trpo.policy) > batch.surrogate(start)
-            assert batch.kl(trpo.policy) > 0.1 * trpo.config.max_kl * metrics["step_fraction"] ** 2
+            assert batch.surrogate(policy_of(trpo)) > batch.surrogate(start)
+            assert batch.kl(policy_of(trpo)) > 0.1 * trpo.config.max_kl * metrics["step_fraction"] ** 2
         assert metrics["kl_before"] == pytest.approx(0, abs=1e-6)
     assert np.count_nonzero(fractions) >= 18
 
 
 def test_a_line_search_that_fails_keeps_the_policy_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     trpo, other = make(accept_ratio=1e9), make()
-    start, value = np.asarray(trpo.policy), np.asarray(trpo.value)
+    start, value = np.asarray(policy_of(trpo)), np.asarray(value_of(trpo))
     for count in (1, 2):
         caplog.clear()
         metrics = trpo.learn([collect(trpo, seed=count)])
@@ -161,8 +171,8 @@ def test_a_line_search_that_fails_keeps_the_policy_and_goes_on(caplog: pytest.Lo
         assert (metrics["step_fraction"], metrics["steps_refused"]) == (0, count)
         assert metrics["kl"] == pytest.approx(0, abs=1e-7)
         assert metrics["surrogate"] == metrics["surrogate_before"]
-    np.testing.assert_array_equal(trpo.policy, start)
-    assert np.abs(np.asarray(trpo.value) - value).max() > 1e-4  # values are fitted all the same
+    np.testing.assert_array_equal(policy_of(trpo), start)
+    assert np.abs(np.asarray(value_of(trpo)) - value).max() > 1e-4  # values are fitted all the same
     assert trpo.steps == 128
     other.restore(trpo.state(), trpo.weights())
     caplog.clear()
@@ -170,19 +180,19 @@ def test_a_line_search_that_fails_keeps_the_policy_and_goes_on(caplog: pytest.Lo
     assert metrics["step_fraction"] > 0
     assert metrics["steps_refused"] == 2
     assert not caplog.records
-    assert np.abs(np.asarray(other.policy) - start).max() > 1e-4
+    assert np.abs(np.asarray(policy_of(other)) - start).max() > 1e-4
 
 
 def test_without_any_advantage_the_policy_stays(caplog: pytest.LogCaptureFixture) -> None:
     """Reward 0 for everything, values of 0: the gradient is nothing, and so is the direction."""
     trpo = make(**PLAIN)
-    trpo.value = 0 * trpo.value
+    set_weights(trpo, {name: 0 * array for name, array in trpo.weights().items() if name.startswith("value")})
     fragment = collect(trpo)
-    start = np.asarray(trpo.policy)
+    start = np.asarray(policy_of(trpo))
     metrics = trpo.learn([changed(fragment, rewards=0 * fragment.arrays["rewards"])])
     assert (metrics["step_fraction"], metrics["gradient_norm"]) == (0, 0)
-    np.testing.assert_array_equal(trpo.policy, start)
-    assert np.isfinite(trpo.value).all()
+    np.testing.assert_array_equal(policy_of(trpo), start)
+    assert np.isfinite(value_of(trpo)).all()
 
 
 @pytest.mark.parametrize("normalize", [False, True])
@@ -203,7 +213,7 @@ def test_rewards_out_of_all_proportion_never_spoil_the_weights(scale: float, nor
     else:
         metrics = trpo.learn([update])
         assert all(np.isfinite(value).all() for value in trpo.weights().values())
-        assert 0 < batch.kl(trpo.policy) <= 0.01001
+        assert 0 < batch.kl(policy_of(trpo)) <= 0.01001
         assert metrics["step_fraction"] > 0
 
 
@@ -211,11 +221,11 @@ def test_the_step_does_not_depend_on_the_scale_of_advantages() -> None:
     steps = []
     for scale in (1, 1e4, 1e-6):
         trpo = make(CONTINUOUS, **RAW, **PLAIN)
-        trpo.value = 0 * trpo.value
-        fragment, start = collect(trpo, CONTINUOUS), np.asarray(trpo.policy)
+        set_weights(trpo, {name: 0 * array for name, array in trpo.weights().items() if name.startswith("value")})
+        fragment, start = collect(trpo, CONTINUOUS), np.asarray(policy_of(trpo))
         bootstrap = np.where(np.isnan(fragment.arrays["bootstrap"]), np.nan, np.float32(0))
         trpo.learn([changed(fragment, rewards=fragment.arrays["rewards"] * np.float32(scale), bootstrap=bootstrap)])
-        steps.append(np.asarray(trpo.policy) - start)
+        steps.append(np.asarray(policy_of(trpo)) - start)
     for step in steps[1:]:
         np.testing.assert_allclose(step, steps[0], rtol=0.02, atol=1e-3 * np.abs(steps[0]).max())
 
@@ -226,7 +236,7 @@ def test_images_are_learned_from_within_the_region() -> None:
     batch, start = Batch(trpo, changed(fragment)), trpo.weights()
     metrics = trpo.learn([fragment])
     assert metrics["step_fraction"] > 0
-    assert 0 < batch.kl(trpo.policy) <= 0.01001
+    assert 0 < batch.kl(policy_of(trpo)) <= 0.01001
     for name, value in trpo.weights().items():  # the features are the policy's
         assert np.abs(value - start[name]).max() > 0, name
 
@@ -236,13 +246,13 @@ def test_images_are_learned_from_within_the_region() -> None:
 
 def test_the_values_take_plain_gradient_steps_on_squared_errors() -> None:
     trpo = make(NextStepCounters, value_epochs=3, value_minibatch=10**6, value_learning_rate=0.01, **PLAIN)
-    trpo.optimizer = Mock(update=lambda gradient, state: (gradient, state))
+    trpo.optimizer = Mock(step=lambda params, state, gradient, rate: (params - rate * gradient, state))
     trpo._jitted_update = jax.jit(trpo._update)
     fragment = collect(trpo, NextStepCounters)
-    batch, value = Batch(trpo, fragment), trpo.value
+    batch, value = Batch(trpo, fragment), value_of(trpo)
 
     def loss(value: Any) -> Any:
-        predicted = trpo.network.value(trpo.values.unpack(value), jnp.asarray(batch.rows), jnp)
+        predicted = trpo.network.value(trpo.value_flat.unpack(value), jnp.asarray(batch.rows), jnp)
         return ((predicted - batch.returns.astype("f4")) ** 2).mean()
 
     losses = [float(loss(value))]
@@ -250,7 +260,7 @@ def test_the_values_take_plain_gradient_steps_on_squared_errors() -> None:
         value = value - 0.01 * jax.grad(loss)(value)
         losses.append(float(loss(value)))
     metrics = trpo.learn([fragment])
-    np.testing.assert_allclose(trpo.value, value, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(value_of(trpo), value, rtol=1e-3, atol=1e-4)
     assert metrics["value_loss_before"] == pytest.approx(losses[0], rel=1e-4)
     assert metrics["value_loss"] == pytest.approx(losses[-1], rel=1e-3)
     assert losses == sorted(losses, reverse=True)

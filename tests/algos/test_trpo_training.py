@@ -23,7 +23,17 @@ from fever.runs.evaluate import evaluate, source_of
 from fever.sampling.rollouts import LocalRollouts
 from fever.sampling.spec import Episode, Fragment
 from fever.training.trainer import resume
-from tests.algos.trpo_reference import Batch, assert_same, collect, enlarge, make, sampler
+from tests.algos.trpo_reference import (
+    Batch,
+    assert_same,
+    collect,
+    enlarge,
+    make,
+    policy_of,
+    sampler,
+    set_weights,
+    value_of,
+)
 from tests.environments import CounterEnv, DrawnEnv, MaskedEnv
 from tests.helpers import SEEDS
 
@@ -65,7 +75,7 @@ def test_statistics_of_a_batch_of_counters() -> None:
     """Their episodes have by turns 3 steps and a return of 6, and 4 steps and a return of 10."""
     trpo, pool = episodes(CounterEnv, wanted=14, normalize_rewards=False, value_minibatch=10**6)
     enlarge(trpo)
-    start, weights, value = trpo.policy, trpo.weights(), trpo.value
+    start, weights = policy_of(trpo), trpo.weights()
     iteration = next(trpo.train(pool))
     metrics = iteration.metrics
     assert [part.steps for part in iteration.reports] == [3, 4, 3, 4]
@@ -83,8 +93,8 @@ def test_statistics_of_a_batch_of_counters() -> None:
     joined.arrays = {name: np.concatenate([part.arrays[name] for part in iteration.reports]) for name in names}
     parts = [part.arrays["observations"][:-1] for part in iteration.reports]
     joined.arrays["observations"] = np.concatenate([*parts, iteration.reports[-1].arrays["observations"][-1:]])
-    new, fitted = trpo.policy, trpo.values.unpack(np.asarray(trpo.value))
-    trpo.policy, trpo.value = start, value
+    new, fitted = policy_of(trpo), trpo.value_flat.unpack(np.asarray(value_of(trpo)))
+    set_weights(trpo, weights)
     trpo.weights = lambda: weights  # type: ignore[method-assign]
     batch = Batch(trpo, joined)
     after = batch.values(fitted, batch.rows)
@@ -205,7 +215,7 @@ def test_one_seed_gives_one_training_and_another_seed_another() -> None:
     for trpo in (here, there, other):
         trpo.learn([fragment])
     assert_same(here, there)
-    assert not np.allclose(here.policy, other.policy, atol=1e-4)
+    assert not np.allclose(policy_of(here), policy_of(other), atol=1e-4)
 
 
 # Whole trainings.

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fever.algos.trpo import TRPO, TRPOConfig
+from fever.policy import Params
 from fever.sampling.sampler import Sampler
 from fever.sampling.spec import Fragment
 from tests.environments import CounterEnv
@@ -31,10 +32,25 @@ def collect(trpo: TRPO, target: Any = CounterEnv, seed: int = 0) -> Fragment:
     return sampler(trpo, target, seed).sample(trpo.weights())
 
 
+def policy_of(trpo: TRPO) -> np.ndarray:
+    """The policy's weights as one vector."""
+    return trpo.policy_flat.pack(trpo.weights())
+
+
+def value_of(trpo: TRPO) -> np.ndarray:
+    """The weights of the values as one vector."""
+    return trpo.value_flat.pack(trpo.weights())
+
+
+def set_weights(trpo: TRPO, weights: Params) -> None:
+    """Replace the weights with these names."""
+    trpo.params = jnp.asarray(trpo.flat.pack({**trpo.weights(), **weights}))
+
+
 def enlarge(trpo: TRPO, factor: float = 30) -> None:
     """A policy that is far from even, so that the Fisher matrix has something to say."""
     weights = {name: value * (factor if name == "policy/w" else 1) for name, value in trpo.weights().items()}
-    trpo.policy = jnp.asarray(trpo.policies.pack(weights))
+    set_weights(trpo, weights)
 
 
 def assert_same(here: TRPO, there: TRPO) -> None:
@@ -64,14 +80,14 @@ class Batch:
         self.returns = self.advantages + self.old_values
         if config.normalize_advantages:
             self.advantages = (self.advantages - self.advantages.mean()) / self.advantages.std()
-        self.old = self.outputs(trpo.policy)
+        self.old = self.outputs(policy_of(trpo))
 
     def _weights(self, weights: Any) -> Any:
         return {**self.before, **{name: np.asarray(value, np.float64) for name, value in weights.items()}}
 
     def outputs(self, policy: Any) -> np.ndarray:
         """Of another policy, with the statistics that this batch was sampled with."""
-        params = self._weights(self.trpo.policies.unpack(np.asarray(policy, np.float64)))
+        params = self._weights(self.trpo.policy_flat.unpack(np.asarray(policy, np.float64)))
         return self.trpo.network.act(params, self.rows.astype(np.float64), np.zeros((len(self.rows), 0)))[0]
 
     def values(self, weights: Any, rows: np.ndarray) -> np.ndarray:
@@ -93,7 +109,7 @@ class Batch:
     def natural_step(self) -> tuple[np.ndarray, np.ndarray]:
         """The gradient, and the whole step: with the explicit Fisher matrix, solved directly. By central differences;
         nothing here is JAX's."""
-        distribution, start = self.trpo.distribution, np.asarray(self.trpo.policy, np.float64)
+        distribution, start = self.trpo.distribution, np.asarray(policy_of(self.trpo), np.float64)
         nudges = 1e-5 * np.eye(len(start))
         gradient = np.array([self.surrogate(start + nudge) - self.surrogate(start - nudge) for nudge in nudges]) / 2e-5
         pairs = [(self.outputs(start + nudge), self.outputs(start - nudge)) for nudge in nudges]

@@ -14,7 +14,7 @@ import pytest
 
 import fever
 from fever.algos.normalize import Moments
-from fever.algos.on_policy import chain
+from fever.algos.on_policy import join_episodes
 from fever.algos.trpo import TRPO
 from fever.envs.source import EnvSource
 from fever.errors import ContractError
@@ -244,7 +244,7 @@ def test_a_training_is_the_same_with_workers_and_when_it_was_resumed_without(ray
 def test_a_chain_is_episodes_one_after_the_other_and_rows_that_do_not_count() -> None:
     parts = reference(1)[0]
     taken = sum(part.steps for part in parts)
-    batch = chain(parts, taken + 7)
+    batch = join_episodes(parts, taken + 7)
     assert {name: len(array) for name, array in batch.items() if name != "state"} == {
         name: taken + 7 + SIZES.get(name, 0) for name in parts[0].arrays if name != "state"
     }
@@ -264,7 +264,7 @@ def test_a_chain_is_episodes_one_after_the_other_and_rows_that_do_not_count() ->
         assert not batch[name][taken:].any(), name
     for name in ("observations", "actions", "log_probs"):
         assert (batch[name][taken:] == batch[name][taken - 1]).all(), name  # nothing that was never seen
-    exact = chain(parts, taken)
+    exact = join_episodes(parts, taken)
     assert len(exact["rewards"]) == taken
     assert exact["valid"].all()
 
