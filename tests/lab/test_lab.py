@@ -217,8 +217,8 @@ def test_nothing_is_left_after_an_exception(tmp_path: Path) -> None:
 def test_nothing_is_left_when_the_test_is_killed(tmp_path: Path) -> None:
     require_lab("sshd")
     script = "import sys; from pathlib import Path; from tests.lab.machines import Lab\n"
-    script += "from tests.lab.test_lab import networks_of\n"
-    script += "with Lab(Path('lab')) as lab: lab.start_ssh(); print(*networks_of(lab), flush=True); sys.stdin.read()"
+    expression = "lab.switch.net, *(machine.net for machine in lab.everyone)"
+    script += f"with Lab(Path('lab')) as lab: lab.start_ssh(); print({expression}, flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", script]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

@@ -27,7 +27,7 @@ from fever.tune import search
 from tests.helpers import ROOT
 from tests.rllib.examples import EXPERIMENTS, example
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
 REPLAY = {"train_batch_size_per_learner": 32, "num_steps_sampled_before_learning_starts": 100}
 STREAM = {"train_batch_size_per_learner": 100, "rollout_fragment_length": 50, "min_time_s_per_iteration": 1}
 OFFLINE = {

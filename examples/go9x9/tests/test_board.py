@@ -75,7 +75,7 @@ def test_a_ko_is_not_taken_back_at_once_but_after_a_move_elsewhere() -> None:
     assert not legal(board, "B4")
     with pytest.raises(ValueError, match="not legal"):
         play(board, "B4")
-    assert legal(board, "B4", BLACK)  # to fill it is no taking back
+    assert legal(board, "B4", BLACK)  # filling the ko is allowed
     play(board, "E1", "E2")
     assert legal(board, "B4")
 
@@ -117,7 +117,7 @@ def test_two_passes_in_a_row_end_the_game() -> None:
         ((".....",) * 5, -0.5),
         (("....", ".X..", "....", "...."), 15.5),
         ((".XO.", ".XO.", ".XO.", ".XOO"), -0.5),
-        ((".X.O", ".X.O", ".X.O", "XX.O"), 3.5),  # the column between is nobody's
+        ((".X.O", ".X.O", ".X.O", "XX.O"), 3.5),  # the column between belongs to neither
     ],
 )
 def test_area_counts_stones_and_what_only_they_reach(rows: tuple[str, ...], score: float) -> None:
@@ -139,7 +139,7 @@ def test_moves_and_vertices(move: int, vertex: str) -> None:
 
 @pytest.mark.parametrize("vertex", ["", "I5", "E10", "E0", "K3", "E", "nonsense"])
 def test_what_is_not_on_the_board_is_no_move(vertex: str) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 - whichever way it is wrong
+    with pytest.raises(ValueError):  # noqa: PT011 - the message depends on the mistake
         move_of(vertex, 9)
 
 
@@ -151,7 +151,7 @@ def answers(engine: Engine, command: str) -> set[str]:
 
 
 def same_as(engine: Engine, board: Board) -> None:
-    """Stones and legal moves of both colors are what the engine says."""
+    """Stones and legal moves of both colors agree with the engine."""
     for color, name in enumerate(("black", "white")):
         assert stones(board, color) == answers(engine, f"list_stones {name}")
         mine = {vertex_of(int(move), board.size) for move in np.flatnonzero(board.mask(color)[:-1])}
@@ -161,7 +161,7 @@ def same_as(engine: Engine, board: Board) -> None:
 def random_game(
     engine: Engine, seed: int, size: int, superko: bool = False, fill_eyes: bool = True
 ) -> tuple[Board, int]:
-    """Play at random to the end, every position compared; also in how many of them ko or superko forbade a move."""
+    """Play at random, comparing every position. Returns the board, and in how many positions ko forbade a move."""
     board, random, forbidden = Board(size, superko=superko), np.random.default_rng(seed), 0
     engine.new_game(seed, size, board.komi)
     while not board.over and board.moves < 3 * size * size:
@@ -195,7 +195,7 @@ def test_random_games_with_superko_are_the_same_as_in_gnugo(gnugo: Engine) -> No
 
 
 def test_the_area_of_finished_games_is_the_final_score_of_gnugo(gnugo: Engine) -> None:
-    """Played out until only eyes are left, so that no stone is dead."""
+    """The games are played until only eyes are left, so that no stone is dead."""
     scores = []
     for seed in range(12):
         board, _ = random_game(gnugo, seed, 7, fill_eyes=False)

@@ -16,11 +16,11 @@ from fever_go.board import BLACK, move_of, vertex_of
 from fever_go.gtp import Engine, EngineError
 
 PASS = 81
-no_spec = pytest.mark.filterwarnings("ignore:.*not having a spec:UserWarning")  # for it is not in the registry
+no_spec = pytest.mark.filterwarnings("ignore:.*not having a spec:UserWarning")  # it is not in the registry
 
 
 def play(env: Go9x9, seed: int | None = None, steps: int = 1000) -> list[Any]:
-    """A game with legal moves that a seed chooses; what every step gave, and what reset gave first."""
+    """Play a game with legal moves that a seed chooses; returns the results of reset and of every step."""
     random = np.random.default_rng(0 if seed is None else seed)
     rows: list[Any] = [env.reset(seed=seed)]
     while len(rows) <= steps and (len(rows) == 1 or not rows[-1][2]):
@@ -30,7 +30,7 @@ def play(env: Go9x9, seed: int | None = None, steps: int = 1000) -> list[Any]:
 
 
 def scripted(folder: Path, *answers: str, **arguments: Any) -> Go9x9:
-    """Against an engine that moves as it is told."""
+    """An environment whose engine gives these answers."""
     (folder / "engine.py").write_text(
         f"import sys\nanswers = iter({answers!r})\n"
         "for line in sys.stdin:\n"
@@ -67,7 +67,7 @@ def test_a_game_against_gnugo_to_its_end(gnugo: Engine, color: str, tmp_path: Pa
 
 
 def test_gnugo_takes_dead_stones_off_before_it_passes(gnugo: Engine) -> None:
-    """So that counting all stones as alive gives the score that the engine sees."""
+    """Counting all stones as alive then gives the engine's own score."""
     env = Go9x9()
     for seed in range(2):
         info = play(env, seed, steps=12)[-1][-1]
@@ -89,7 +89,7 @@ def test_a_seed_makes_the_same_games(engine: str, request: pytest.FixtureRequest
     games = []
     for warm_up in (False, True):
         env = Go9x9(**arguments)
-        if warm_up:  # what an engine has seen before must not matter
+        if warm_up:  # earlier games of an engine must not matter
             play(env, seed=77, steps=5)
         games.append([row[0] for seed in (5, None, None) for row in play(env, seed, steps=7)])
         games.append([row[0] for row in play(env, seed=6, steps=7)])

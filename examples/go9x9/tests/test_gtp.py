@@ -13,7 +13,7 @@ from fever_go import gtp
 from fever_go.board import BLACK, WHITE, move_of
 from fever_go.gtp import Engine, EngineError, find_program
 
-# An engine that answers every command with "=", but for what is put in {special}. `starts` counts its processes.
+# An engine that answers every command with "=", except as {special} says. `starts` counts its processes.
 FAKE = """
 import os, signal, sys, time
 with open("starts", "a") as file: print(*sys.argv[1:], file=file)
@@ -34,13 +34,13 @@ def fake(folder: Path, special: str = "", *arguments: str, timeout: float = 5.0)
 
 
 def commands(folder: Path, start: int) -> list[str]:
-    """What the process that was started as number `start`, from 1, was told."""
+    """The commands that the process number `start`, counted from 1, was sent."""
     lines = [line.split(" ", 1) for line in (folder / "commands").read_text().splitlines()]
     return [text for number, text in lines if int(number) == start]
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is such a process, a zombie included."""
+    """Whether the process exists, also as a zombie."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""The environment with its simulator, and with programs that fail in every way that a simulator does."""
+"""The environment with its simulator, and with programs that fail as simulators do."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ HANG = 'sleep 100 & echo $$ $! > "$1.part" && mv "$1.part" "$1"; wait'
 
 
 def shell(script: str, *arguments: Any) -> list[str]:
-    """A program that is a shell script."""
+    """The command that runs a shell script in place of the simulator."""
     return ["sh", "-c", script, "program", *map(str, arguments)]
 
 
 def at_later_steps(script: str) -> str:
-    """A script that simulates in a reset and does something else in the steps after it."""
+    """A script that simulates in the reset and runs `script` in the steps after it."""
     return f"if grep -q '\"minutes\": 0' control.json; then {SIMULATE}; fi\n{script}"
 
 
 def alive(identifier: int) -> bool:
-    """Whether a process runs; one that is dead but was not waited for does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{identifier}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -88,11 +88,11 @@ def test_a_day_ends_after_96_steps_and_heating_is_what_warms() -> None:
         env.close()
     assert all(cold < warm for cold, warm in (rooms[number] for number in range(8)))
     assert info == {"simulator_failed": 0.0, "failed_tries": 0.0, "kwh": pytest.approx(3.0 * 24)}
-    assert reward < -0.2 * 0.75  # energy of a step, and far too warm
+    assert reward < -0.2 * 0.75  # the energy of a step, and far too warm
 
 
 def test_same_seed_same_trajectory_even_if_tries_fail(tmp_path: Path) -> None:
-    # Fails in every first try of a step, in turns by a crash and by half a file.
+    # The first try of every step fails, in turn with a crash and with half a file.
     flaky = f"""case $PWD in
         *[02468]-0) echo minute,ro > output.csv; exit 0;;
         *-0) exit 3;;
@@ -101,7 +101,7 @@ def test_same_seed_same_trajectory_even_if_tries_fail(tmp_path: Path) -> None:
     expected = trajectory(Building(), 7, 6)
     assert expected[6][0][3] == pytest.approx(
         np.sin(2 * np.pi * 1.5 / 24)
-    )  # half past one: steps go on from each other
+    )  # half past one: every step continues the one before
     assert trajectory(Building(), 7, 6) == expected
     assert trajectory(Building(), 8, 6) != expected
     env = Building(shell(flaky), workdir=tmp_path)
@@ -143,7 +143,7 @@ def test_a_hang_is_killed_in_time_with_its_children(tmp_path: Path) -> None:
 def test_children_that_outlive_the_program_are_killed(tmp_path: Path) -> None:
     env = Building(shell(f'sleep 100 & echo $! > "$1"; {SIMULATE}', tmp_path / "ids"), workdir=tmp_path)
     env.reset(seed=0)
-    assert wait_for(lambda: not alive(identifiers(tmp_path / "ids")[0]))  # killed; who waits for it is not our affair
+    assert wait_for(lambda: not alive(identifiers(tmp_path / "ids")[0]))  # killed; it may stay a zombie
     env.close()
 
 
@@ -152,7 +152,7 @@ def test_children_that_outlive_the_program_are_killed(tmp_path: Path) -> None:
     [
         (None, "{}"),
         ("", "{}"),
-        ("minute,room,wall,outside,kwh\n0,20,15,5,0\n1,20,15,5,0", "{}"),  # the last line may go on
+        ("minute,room,wall,outside,kwh\n0,20,15,5,0\n1,20,15,5,0", "{}"),  # the last line may be incomplete
         ("minute,room,wall,outside,kwh\n0,20,15,5,0\n", "{}"),  # a line is missing
         ("minute,room,wall,outside,kwh\n0,20,15,5,0\n1,20,15,5,0\n2", "{}"),  # a line too many
         ("minute,room,wall,outside,kwh\n0,20,15,5\n1,20,15,5\n", "{}"),
@@ -242,7 +242,7 @@ def test_environments_do_not_share_folders(tmp_path: Path) -> None:
 
 
 def test_nothing_accumulates_on_disk(tmp_path: Path) -> None:
-    (tmp_path / "try-episode-9-step-9-0").mkdir()  # of a process that was killed
+    (tmp_path / "try-episode-9-step-9-0").mkdir()  # left by a process that was killed
     flaky = f"case $PWD in *5-0) exit 3;; esac; {SIMULATE}"
     env = Building(shell(flaky), workdir=tmp_path)
     assert not list(tmp_path.iterdir())
