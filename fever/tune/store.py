@@ -36,7 +36,7 @@ class SearchFolder:
 
     root: Path  # on the driver's machine
     node: str  # Ray's id of that machine
-    store: Any = None  # the TrialStore actor there, if there are other machines
+    store: Any = None  # the TrialStore actor on that machine; None: there are no other machines
 
     def local(self) -> TrialFolder:
         """The folder to work in on this machine."""

@@ -23,8 +23,8 @@ class AwsWorkers(Settings):
     """The instances besides the head."""
 
     type: str = setting("m5.large", "instance type")
-    count: int = setting(2, "how many there may be", ge=0)
-    least: int | None = setting(None, "how many there are even if nothing runs; null: as many as there may be", ge=0)
+    count: int = setting(2, "the largest number of workers", ge=0)
+    least: int | None = setting(None, "the number that stays when nothing runs; null: count", ge=0)
     spot: bool = setting(True, "spot instances: cheaper, and AWS may take them back")
 
     @model_validator(mode="after")

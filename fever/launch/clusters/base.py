@@ -50,12 +50,14 @@ class ClusterTarget(Target):
     keeps_runs: ClassVar[bool] = True  # its machines keep copies of run directories after `fever down`
 
     name: str | None = setting(None, "the cluster's name; null: the file's")
-    python: str | None = setting(None, "an interpreter there that has fever's dependencies; null: one is set up")
+    python: str | None = setting(
+        None, "an interpreter on its machines that has fever's dependencies; null: one is set up"
+    )
     packages: tuple[str, ...] = setting((), "further packages for the interpreter that is set up")
     extras: tuple[str, ...] | None = setting(
         None, "fever's extras that it has: render, mujoco, box2d, atari, rllib, tune; null: those installed here"
     )
-    runs: str = setting("~/.fever/runs", "folder of run directories there", min_length=1)
+    runs: str = setting("~/.fever/runs", "folder of run directories on its head", min_length=1)
 
     @field_validator("name")
     @classmethod
@@ -141,7 +143,7 @@ class ClusterTarget(Target):
             first = f"--{next(iter(order.options)).replace('_', '-')}"
             raise FeverError(f"{first} is for jobs that bring their machines; for {order.on} write it into the file")
         if order.dry_run:
-            raise FeverError("--dry-run shows a scheduler's script; there is none here")
+            raise FeverError("--dry-run prints a scheduler's script, and a cluster has none")
         self.require_up(order.on)
         run = order.run_directory()
         order.reserve(run)

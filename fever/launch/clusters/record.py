@@ -128,6 +128,6 @@ def changing(name: str) -> Iterator[Path]:
 
 
 def forget(folder: Path) -> None:
-    """Remove what says that a cluster is up; `aws.json` is removed when AWS shows nothing of it any more."""
+    """Remove what says that a cluster is up; `aws.json` stays until AWS shows nothing of it."""
     for name in (RECORD, ID):
         (folder / name).unlink(missing_ok=True)

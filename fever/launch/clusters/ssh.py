@@ -42,13 +42,13 @@ MODULES = (
 )
 REASONS = {  # a pattern in what ssh prints -> what it means
     r"Could not resolve hostname": "there is no host of this name",
-    r"IDENTIFICATION HAS CHANGED": "its host key has changed since you last connected; if it was set up anew, forget "
+    r"IDENTIFICATION HAS CHANGED": "its host key has changed since you last connected; if it was reinstalled, forget "
     "the old one with: ssh-keygen -R {host}",
     r"Host key verification failed": "its host key is not known here; connect once by hand: ssh {host}",
     r"Permission denied": "it refused the key; try by hand: ssh {host}",
     r"Connection refused": "nothing listens on its ssh port",
     r"timed out|No route to host|Network is unreachable": "it does not answer",
-    r"fever-no-python": "it has no python3; set `python:` to an interpreter there",
+    r"fever-no-python": "it has no python3; set `python:` to an interpreter on it",
     r"fever-python ([\w.+]+)": "its Python is {0}; fever needs 3.11 or newer; set `python:` to another interpreter",
 }
 

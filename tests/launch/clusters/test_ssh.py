@@ -176,9 +176,9 @@ def test_a_run_outlives_the_laptop_and_comes_home(laptop: Laptop) -> None:
     wait_for(lambda: "starting Ray and 6 workers" in laptop.output, "the whole history")
     attached.send_signal(signal.SIGINT)
     attached.wait(60)
-    assert "detached; the job goes on" in laptop.output
+    assert "detached; the job continues" in laptop.output
     printed = laptop.ok("stop", "long")
-    assert f"has saved and stopped; go on with: fever resume {run}" in printed
+    assert f"has saved and stopped; resume it with: fever resume {run}" in printed
     summary = json.loads((run / "summary.json").read_text())
     assert set(summary["hosts"]) == {"node1", "node2", "node3"}
     assert summary["stop_reason"] == "interrupted"
