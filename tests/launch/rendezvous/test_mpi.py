@@ -196,7 +196,7 @@ def test_a_job_comes_back_after_its_limit(ranks: Ranks, kind: str, first: str, s
     assert f"submitted {kind}-{first}" in submitted.stderr
     try:
         wait_for(lambda: (site.jobs / f"{second}.pid").exists(), "second job", 300)
-        assert "the job's time is nearly over" in site.fever("logs", name).stdout
+        assert "the job's time limit is near" in site.fever("logs", name).stdout
         site.wait_for_steps(name, metrics(site.run(name))[-1]["steps"] + 1)
     finally:
         stopped = site.fever("stop", name).stdout

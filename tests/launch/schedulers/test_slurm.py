@@ -105,7 +105,7 @@ def test_requeued_at_the_limit_it_goes_on_by_itself(site: Site) -> None:
     assert summary(site.run("again"))["stop_reason"] == "steps"
     rows = [row["steps"] for row in metrics(site.run("again"))]
     assert rows == sorted(set(rows))
-    assert "the job's time is nearly over" in site.log("again")
+    assert "the job's time limit is near" in site.log("again")
     site.assert_nothing_left("again")
 
 
