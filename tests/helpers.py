@@ -57,6 +57,11 @@ def with_other_phantoms(fragment: Fragment) -> Fragment:
     )
 
 
+def same_arrays(here: dict[str, np.ndarray], there: dict[str, np.ndarray]) -> bool:
+    """Whether both have the same names and, bit by bit, the same arrays."""
+    return here.keys() == there.keys() and all(np.array_equal(here[name], there[name]) for name in here)
+
+
 def wait_for(condition: Callable[[], Any], what: str, seconds: float = 120, pause: float = 0.02) -> Any:
     """Wait until `condition()` is true, and return its value. Fails after `seconds`."""
     deadline = time.monotonic() + seconds

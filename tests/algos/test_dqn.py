@@ -23,6 +23,7 @@ from fever.runs.run import Run
 from fever.training.trainer import resume
 from tests.environments import IdentityEnv
 from tests.factories import make_task
+from tests.helpers import same_arrays
 
 COMPILED: dict[str, Any] = {}  # one update for all algorithms here whose update is the same program
 TINY = {
@@ -292,10 +293,6 @@ def weights(run: Run) -> dict[str, np.ndarray]:
     return run.checkpoint().arrays()
 
 
-def same(here: dict[str, np.ndarray], there: dict[str, np.ndarray]) -> bool:
-    return here.keys() == there.keys() and all(np.array_equal(here[name], there[name]) for name in here)
-
-
 def test_plain_dqn_is_a_matter_of_switches(tmp_path: Path) -> None:
     result = train(tmp_path, double=False, dueling=False, n_step=1, prioritized=False, loss="squared")
     row = result.run.metrics()[-1]
@@ -305,15 +302,15 @@ def test_plain_dqn_is_a_matter_of_switches(tmp_path: Path) -> None:
 
 def test_one_seed_gives_one_training_and_another_another(tmp_path: Path) -> None:
     runs = [train(tmp_path, seed=seed).run for seed in (1, 1, 2)]
-    assert same(weights(runs[0]), weights(runs[1]))
-    assert not same(weights(runs[0]), weights(runs[2]))
+    assert same_arrays(weights(runs[0]), weights(runs[1]))
+    assert not same_arrays(weights(runs[0]), weights(runs[2]))
     rows = [[row["loss"] for row in run.metrics() if "loss" in row] for run in runs]
     assert rows[0] == rows[1] != rows[2]
 
 
 def test_one_seed_gives_one_training_of_apex(tmp_path: Path) -> None:
     here, there = (train(tmp_path, algo="apex", updates=1, batch=64).run for _ in range(2))
-    assert same(weights(here), weights(there))
+    assert same_arrays(weights(here), weights(there))
     rows = [row["loss"] for row in here.metrics() if "loss" in row]
     assert rows == [row["loss"] for row in there.metrics() if "loss" in row] != []
 
@@ -334,7 +331,7 @@ def test_a_restored_algorithm_learns_on_as_if_nothing_had_happened() -> None:
     for seed in range(4, 8):
         for here, there in zip(learn(original, draw(seed=seed)), learn(restored, draw(seed=seed)), strict=True):
             np.testing.assert_array_equal(here, there)
-    assert same({**original.state().arrays}, {**restored.state().arrays})
+    assert same_arrays({**original.state().arrays}, {**restored.state().arrays})
     assert original.state().facts == restored.state().facts
 
 

@@ -22,6 +22,7 @@ from fever.sampling.workers import LocalWorkers
 from fever.training.display import Display
 from fever.training.trainer import Trainer, resume
 from tests.environments import TimeLimitEnv
+from tests.helpers import same_arrays
 
 SMALL = {"envs": 2, "steps": 16, "minibatch": 32, "epochs": 2}
 
@@ -30,16 +31,12 @@ def weights(run: Run) -> dict[str, np.ndarray]:
     return run.checkpoint().arrays("policy/")
 
 
-def same(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:
-    return first.keys() == second.keys() and all(np.array_equal(first[name], second[name]) for name in first)
-
-
 def test_same_seed_gives_bit_identical_weights(tmp_path: Path) -> None:
     runs = [
         fever.train("CartPole-v1", seed=seed, runs=tmp_path, stop={"iterations": 5}, **SMALL).run for seed in (1, 1, 2)
     ]
-    assert same(weights(runs[0]), weights(runs[1]))
-    assert not same(weights(runs[0]), weights(runs[2]))
+    assert same_arrays(weights(runs[0]), weights(runs[1]))
+    assert not same_arrays(weights(runs[0]), weights(runs[2]))
 
 
 def test_resumed_run_is_the_same_whenever_it_is_resumed(tmp_path: Path) -> None:
@@ -49,7 +46,7 @@ def test_resumed_run_is_the_same_whenever_it_is_resumed(tmp_path: Path) -> None:
         run = fever.train("CartPole-v1", runs=tmp_path, name=name, stop={"iterations": 3}, **SMALL).run
         stop = run.config.stop.model_copy(update={"iterations": 6})
         resumed.append(resume(run, run.config.model_copy(update={"stop": stop})))
-    assert same(weights(resumed[0].run), weights(resumed[1].run))
+    assert same_arrays(weights(resumed[0].run), weights(resumed[1].run))
     assert resumed[0].summary["iterations"] == 6
 
 
@@ -64,7 +61,7 @@ def test_restored_learner_makes_the_same_next_update(tmp_path: Path, monkeypatch
     monkeypatch.setattr(PPO, "learn", lambda self, _: learn(self, next(fragments)))
     stop = half.config.stop.model_copy(update={"iterations": 6})
     resume(half, half.config.model_copy(update={"stop": stop}))
-    assert same(weights(whole), weights(half))
+    assert same_arrays(weights(whole), weights(half))
 
 
 @pytest.mark.parametrize(
