@@ -289,12 +289,7 @@ class Mirror:
     """A local folder and its counterpart on another machine."""
 
     def __init__(
-        self,
-        folder: Path,
-        remote_path: str,
-        requests: BinaryIO,
-        answers: BinaryIO,
-        prune: tuple[str, ...] = PRUNED,
+        self, folder: Path, remote_path: str, requests: BinaryIO, answers: BinaryIO, prune: tuple[str, ...] = PRUNED
     ) -> None:
         """`remote_path`: the folder as the server knows it; `requests`, `answers`: the connection.
 

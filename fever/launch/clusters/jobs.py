@@ -18,17 +18,7 @@ from fever.launch.clusters.package import Package
 from fever.launch.clusters.ray_jobs import OVER
 from fever.launch.clusters.record import ClusterRecord
 from fever.launch.clusters.ssh import Unreachable, shell_word
-from fever.launch.jobs import (
-    PATIENCE_SECONDS,
-    SILENT,
-    Job,
-    claim_name,
-    forget,
-    list_jobs,
-    prepare,
-    remember,
-    undo_for,
-)
+from fever.launch.jobs import PATIENCE_SECONDS, SILENT, Job, claim_name, forget, list_jobs, prepare, remember, undo_for
 
 if TYPE_CHECKING:
     from fever.launch.clusters.base import ClusterTarget
