@@ -1,6 +1,6 @@
 """Distributed prioritised experience replay (Horgan et al. 2018): DQN whose many actors explore differently.
 
-With `--workers` actors, shards of the buffer and the learner run all at once; without, by turns in one process.
+With `--workers`, actors, shards of the buffer and the learner run at the same time; without, by turns in one process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ class ApexConfig(QLearningSettings):
 
     batch: int = setting(512, "transitions in a gradient step", "Horgan et al. 2018", gt=0)
     updates: int = setting(
-        4, "gradient steps in one compiled call, drawn together: more are faster, fewer are fresher", gt=0
+        4,
+        "gradient steps in one compiled call, on transitions sampled together: more are faster, fewer are fresher",
+        gt=0,
     )
     replay_ratio: float = setting(16.0, "transitions learned from for each one added; the paper's run had 0.8", gt=0)
     epsilon_base: float = setting(
@@ -26,7 +28,7 @@ class ApexConfig(QLearningSettings):
 
 
 class Apex(DQN):
-    """DQN with a ladder of epsilons instead of a schedule."""
+    """DQN whose explorers have constant epsilons, each another one, instead of a schedule."""
 
     Config = ApexConfig
 

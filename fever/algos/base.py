@@ -21,8 +21,8 @@ from fever.sampling.pool import Pool
 from fever.sampling.spec import Report, SamplerSpec
 from fever.signals import cuttable
 
-LEARNER_STREAM = 2**32 - 1  # of random numbers, where samplers have their worker's index
-INTERRUPTIBLE = ("sample", "wait")  # phases that change nothing in a learner
+LEARNER_STREAM = 2**32 - 1  # seeds the learner's random numbers; samplers have their worker index in its place
+INTERRUPTIBLE = ("sample", "wait")  # phases of an iteration that do not change the learner
 
 NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # Mnih et al. 2015
 SMALL_IMAGES = ((16, 3, 1), (32, 3, 1))  # after Young & Tian 2019
@@ -30,15 +30,15 @@ SMALL_IMAGES = ((16, 3, 1), (32, 3, 1))  # after Young & Tian 2019
 
 @dataclass(frozen=True)
 class Task:
-    """What an algorithm is built for."""
+    """What an algorithm is built for: the spaces of an environment, and the size of the run."""
 
     name: str  # of the environment, for messages
     observation: Description
     action: Description
     envs: int  # environments per worker
-    workers: int  # 0: in this process
+    workers: int  # 0: sample in this process
     seed: int
-    total_steps: int | None  # where schedules end; None: the run has no limit of steps
+    total_steps: int | None  # environment steps after which schedules end; None: the run has no limit of steps
     stack: int = 1  # frames in an image observation that follow one another, see `Envs.stack`
 
     def progress(self, steps: int) -> float:
@@ -48,16 +48,16 @@ class Task:
 
 @dataclass(frozen=True)
 class Place:
-    """Where experience is gathered."""
+    """Where workers sample."""
 
     source: EnvSource
     workdir: Path  # parent of the environments' private folders
-    generation: int  # how often the run was resumed: every time gets fresh random streams
+    generation: int  # how often the run was resumed; seeds the workers' random streams
     gpus: float = 0.0  # share of a GPU for every worker
 
 
 class State(NamedTuple):
-    """What a checkpoint keeps of an algorithm besides its weights: arrays by name, and small facts as JSON."""
+    """What a checkpoint keeps of an algorithm besides its weights: arrays by name, and values that are JSON."""
 
     arrays: dict[str, np.ndarray]
     facts: dict[str, Any]
@@ -65,7 +65,7 @@ class State(NamedTuple):
 
 @dataclass
 class Iteration:
-    """What one round of an algorithm's loop did."""
+    """Results of one iteration of an algorithm's loop."""
 
     reports: list[Report]  # of the workers, in a stable order
     metrics: dict[str, float]
@@ -73,20 +73,20 @@ class Iteration:
 
 
 class Learner(Protocol):
-    """What the trainer sees of an algorithm, whoever wrote it."""
+    """The trainer's view of an algorithm, of fever or of another library."""
 
     steps: int  # environment steps learned from so far
 
     def start(self, place: Place) -> Pool:
-        """Start what gathers this algorithm's experience; the trainer closes it."""
+        """Start the workers that sample for this algorithm. The trainer closes the pool."""
         ...
 
     def train(self, pool: Any) -> Iterator[Iteration]:
-        """The loop, for ever, on what `start` returned."""
+        """The endless training loop on the pool that `start` returned; one `Iteration` after the other."""
         ...
 
     def weights(self) -> Params:
-        """What a policy needs to act, as NumPy arrays."""
+        """The arrays that a policy needs to act, NumPy."""
         ...
 
     def state(self) -> State:
@@ -99,10 +99,10 @@ class Learner(Protocol):
 
 
 class Algorithm(Learner, Protocol):
-    """One algorithm of fever's own. It never imports Ray, and learns the same from any workers."""
+    """An algorithm of fever. It does not import Ray, and does not depend on where its workers run."""
 
     Config: ClassVar[type[NetworkSettings]]
-    overlaps: ClassVar[bool]  # workers go on while it learns
+    overlaps: ClassVar[bool]  # whether workers sample while it learns
     network: Network
 
     def __init__(self, config: Any, task: Task) -> None: ...
@@ -129,22 +129,23 @@ class Stopwatch:
 
 
 def sampler_spec(place: Place, network: Network, task: Task, steps: int, gamma: float | None = None) -> SamplerSpec:
-    """What gathers experience in calls of this many steps; `gamma` is for the returns that rewards are scaled by."""
+    """How a worker samples `steps` steps per call. `gamma` discounts the returns that rewards are normalised by; None:
+    rewards are not normalised."""
     return SamplerSpec(
         place.source, network, task.envs, steps, gamma, task.seed, workdir=place.workdir, gpus=place.gpus
     )
 
 
 def require_finite(metrics: Any, rate: str) -> np.ndarray:
-    """The metrics of an update as NumPy's numbers; where they are none any more, a sentence that names the setting."""
+    """The metrics of an update, float64. Raises TrainingError, which names the setting `rate`, if one is NaN or inf."""
     metrics = np.asarray(metrics, np.float64)
     if not np.isfinite(metrics).all():
-        raise TrainingError(f"the loss is not a number any more; a smaller {rate} usually helps")
+        raise TrainingError(f"the loss became NaN or infinite; a smaller {rate} usually helps")
     return metrics
 
 
 def build_network(config: NetworkSettings, task: Task, **more: Any) -> Network:
-    """The network that fits a task's spaces, with the settings' sizes; `more` are further fields of it."""
+    """The network for a task's spaces, sized by the settings; `more` has further fields of `Network`."""
     shape = task.observation["shape"] if task.observation["type"] == "image" else ()
     convolutions: tuple[tuple[int, int, int], ...] = ()
     if shape:

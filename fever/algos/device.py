@@ -1,4 +1,4 @@
-"""Settings that JAX reads when it is first imported, and how many threads the learner computes on."""
+"""Environment variables for JAX: memory, device and number of threads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from fever.errors import FeverError
 
 
 def prepare_jax(device: str) -> None:
-    """Settings that JAX reads when it is first imported: no preallocation, the device that was asked for."""
+    """Set what JAX reads when it is first imported: no preallocation of GPU memory, and the device.
+
+    Raises FeverError if `device` is "gpu" and JAX has none.
+    """
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if device == "cpu" or (device == "auto" and not Path("/dev/nvidia0").exists() and not Path("/dev/kfd").exists()):
@@ -21,9 +24,10 @@ def prepare_jax(device: str) -> None:
 
 
 def limit_learner_threads(small: bool) -> None:
-    """Let XLA compute on one thread where the network is small: handing such pieces around costs more than it saves.
+    """Let XLA compute on one thread if the network is small: distributing such short operations over threads costs more
+    than it saves.
 
-    Works until JAX computes for the first time in this process; compilation still uses all cores.
+    Has an effect before JAX computes for the first time in this process. Compilation still uses all cores.
     """
     if small:
         os.environ.setdefault("PJRT_NPROC", "1")

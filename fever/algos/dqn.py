@@ -1,4 +1,4 @@
-"""Deep Q-learning (Mnih et al. 2015) with what has become its standard: double, dueling, n-step, prioritised replay.
+"""Deep Q-learning (Mnih et al. 2015) with its usual extensions: double, dueling, n-step, prioritised replay.
 
 The loop is in `off_policy.py`; here are the gradient step and the exploration schedule.
 """
@@ -19,11 +19,11 @@ from fever.errors import FeverError
 from fever.policy import Params
 from fever.replay.buffer import Batch
 
-PIECE = 512  # observations whose values are computed at once: larger ones do not stay in a CPU's cache
+PIECE = 512  # observations whose values are computed at once: more do not stay in a CPU's cache
 
 
 class QLearningSettings(OffPolicySettings):
-    """What DQN and Ape-X have in common: all but how they explore."""
+    """Settings of DQN and Ape-X, which differ in how they explore."""
 
     default_widths: ClassVar[tuple[int, ...]] = (64, 64)
     hidden: tuple[int, ...] | None = setting(
@@ -31,19 +31,25 @@ class QLearningSettings(OffPolicySettings):
     )
     learning_rate: float = setting(1e-3, "of the optimizer", "between rl-zoo's for CartPole-v1 and Acrobot-v1", gt=0)
     updates: int = setting(
-        32, "gradient steps in one compiled call, drawn together: more are faster, fewer are fresher", gt=0
+        32,
+        "gradient steps in one compiled call, on transitions sampled together: more are faster, fewer are fresher",
+        gt=0,
     )
-    double: bool = setting(True, "the online network chooses the action that the target values", "van Hasselt 2016")
+    double: bool = setting(
+        True, "the online network chooses the next action, the target network values it", "van Hasselt 2016"
+    )
     dueling: bool = setting(True, "state value and advantages from separate heads", "Wang et al. 2016")
     n_step: int = setting(5, "rewards summed up before bootstrapping", "Mnih et al. 2016; Hessel et al. 2018: 3", gt=0)
-    prioritized: bool = setting(True, "draw in proportion to the TD error", "Schaul et al. 2016")
-    priority_exponent: float = setting(0.6, "alpha: 0 draws evenly", "Schaul et al. 2016", ge=0)
+    prioritized: bool = setting(True, "sample in proportion to the TD error", "Schaul et al. 2016")
+    priority_exponent: float = setting(0.6, "alpha: 0 samples uniformly", "Schaul et al. 2016", ge=0)
     importance: float = setting(0.4, "beta at the start; rises to 1 at stop.steps", "Schaul et al. 2016", ge=0, le=1)
     target: Literal["hard", "polyak"] = setting(
-        "polyak", "move the target network slowly, or copy it", "Lillicrap 2016"
+        "polyak",
+        "polyak: the target network follows the online network slowly; hard: it is copied now and then",
+        "Lillicrap 2016",
     )
     target_updates: int = setting(128, "gradient steps between hard copies", "rl-zoo, DQN CartPole-v1", gt=0)
-    polyak: float = setting(0.01, "share of the way that a polyak target moves in a gradient step", gt=0, le=1)
+    polyak: float = setting(0.01, "share of the way that a polyak target network moves in a gradient step", gt=0, le=1)
     loss: Literal["huber", "squared"] = setting("huber", "of the TD error; huber is linear beyond 1", "Mnih 2015")
     max_gradient_norm: float = setting(10.0, "gradients are scaled down to this norm", "Wang et al. 2016", gt=0)
 
@@ -52,12 +58,14 @@ class DQNConfig(QLearningSettings):
     """Settings of DQN."""
 
     epsilon_start: float = setting(1.0, "probability of a random action at the start", "Mnih 2015", ge=0, le=1)
-    epsilon_end: float = setting(0.04, "and at the end of the schedule", "rl-zoo, DQN CartPole-v1", ge=0, le=1)
+    epsilon_end: float = setting(
+        0.04, "probability of a random action at the end of the schedule", "rl-zoo, DQN CartPole-v1", ge=0, le=1
+    )
     epsilon_steps: int = setting(8000, "environment steps of the linear schedule", "rl-zoo, DQN CartPole-v1", gt=0)
 
 
 class DQN(OffPolicyAlgorithm):
-    """Learns the value of every action, acts by the highest."""
+    """Learns the values of actions, and acts greedily with random exploration."""
 
     Config: Any = DQNConfig
     acting = "online"
@@ -66,7 +74,9 @@ class DQN(OffPolicyAlgorithm):
     def __init__(self, config: QLearningSettings, task: Task) -> None:
         super().__init__(config, task, config.max_gradient_norm)
         if task.action["type"] != "discrete" or len(task.action["sizes"]) != 1:
-            raise FeverError(f"{task.name} has no single Discrete action, which DQN needs; sac takes Box actions")
+            raise FeverError(
+                f"{task.name} does not have a single Discrete action, which DQN needs; use sac for Box actions"
+            )
         self.prioritized, self.n_step = config.prioritized, config.n_step
         self.network = build_network(
             config, task, value_head=config.dueling, action_values=True, dueling=config.dueling
@@ -77,7 +87,7 @@ class DQN(OffPolicyAlgorithm):
         self.learned = {"online": online, "target": online, "optimizer": self.optimizer.init(online)}
 
     def epsilons(self) -> np.ndarray:
-        """The schedule, the same for all explorers."""
+        """A linear schedule, the same for all explorers."""
         config = self.config
         assert isinstance(config, DQNConfig)
         done = min(1.0, self.steps / config.epsilon_steps)

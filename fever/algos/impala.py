@@ -40,13 +40,13 @@ class ImpalaConfig(ActorCriticSettings):
     steps: int = setting(
         64, "steps of each environment in a fragment (T)", "Espeholt et al. 2018 have 20 and 100", gt=0
     )
-    fragments: int | None = setting(None, "fragments in a batch; null: as many as workers", gt=0)
+    fragments: int | None = setting(None, "fragments in a batch; null: the number of workers", gt=0)
     minibatches: int = setting(
         4, "gradient steps per pass over a batch, at most: as many as divide its environments", gt=0
     )
     epochs: int = setting(1, "passes over each batch", "Espeholt et al. 2018", gt=0)
-    queue: int = setting(4, "batches that wait at most; the oldest fragments are dropped", gt=0)
-    max_lag: int = setting(64, "batches by which the weights that acted may be older than the learner's", gt=0)
+    queue: int = setting(4, "greatest number of batches that wait; beyond it the oldest fragments are dropped", gt=0)
+    max_lag: int = setting(64, "greatest age, in batches, of the weights that a fragment was sampled with", gt=0)
     learning_rate: float = setting(1e-3, "of the optimizer", gt=0)
     trace_decay: float = setting(0.95, "lambda of V-trace", "remark 2 of Espeholt et al. 2018, who have 1", ge=0, le=1)
     delta_limit: float = setting(1.0, "greatest weight of a temporal difference", "rho, Espeholt et al. 2018", gt=0)
@@ -80,7 +80,7 @@ class Impala(OnPolicyAlgorithm):
         self._jitted_update = jax.jit(self._update)
 
     def start(self, place: Place) -> Stream:
-        """Samplers that never wait."""
+        """Samplers that go on without waiting for the learner."""
         task, config, spec = self.task, self.config, self.sampler_spec(place)
         spaces = task.observation, task.action
         if not task.workers:
@@ -106,7 +106,7 @@ class Impala(OnPolicyAlgorithm):
             yield Iteration(list(fragments), metrics | facts, stopwatch.seconds)
 
     def learn(self, fragments: list[Fragment]) -> dict[str, float]:
-        """The updates of one batch."""
+        """The updates from one batch. Returns metrics."""
         config = self.config
         batch = join_fragments(fragments)
         self.normalizer.scale_rewards(batch)
@@ -184,6 +184,6 @@ class Impala(OnPolicyAlgorithm):
 
 
 class APPO(Impala):
-    """IMPALA with PPO's clipped objective, and therefore several passes over a batch."""
+    """IMPALA with PPO's clipped objective, which allows several passes over a batch."""
 
     Config = APPOConfig

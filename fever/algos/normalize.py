@@ -13,7 +13,7 @@ REWARD_LIMIT = 10.0  # normalised rewards are clipped to this, as in SB3's VecNo
 
 @dataclass(frozen=True)
 class Moments:
-    """Count, mean and variance of everything seen so far; merging is exact and in any order."""
+    """Count, mean and variance of a sample. Samples can be merged exactly, in any order."""
 
     count: float
     mean: np.ndarray
@@ -55,9 +55,9 @@ class Moments:
 
 
 class Normalizer:
-    """What a learner on fragments knows of observations and returns, and scales its batches by.
+    """Running statistics of observations and returns, as in SB3's VecNormalize, kept by the learner.
 
-    Batches are raw, `[T, B, ...]` as in `Fragment`; rows that are not valid are left out of all statistics.
+    Batches are raw, `[T, B, ...]` as in `Fragment`. Rows that are not valid are left out of all statistics.
     """
 
     def __init__(self, network: Network, observations: bool, rewards: bool) -> None:
@@ -66,22 +66,25 @@ class Normalizer:
         self.returns_with_batch = self.returns
 
     def statistics(self) -> Params:
-        """What the network normalises by, to be sent along with its weights."""
+        """Mean and deviation that the network normalises observations by; part of its weights."""
         if not self.scales_observations:
             return {}
         mean, std = self.observations.mean, self.observations.std
         return {"observation/mean": mean.astype(np.float32), "observation/std": std.astype(np.float32)}
 
     def scale_rewards(self, batch: Params) -> None:
-        """Divide the batch's rewards by the deviation of running returns, its own included, which it loses."""
+        """Divide the rewards of a batch by the deviation of discounted returns so far, those of the batch included.
+
+        Changes `batch` in place and removes the returns (`discounted`) from it.
+        """
         if self.scales_rewards:
             merged = self.returns.merge(Moments.of(batch.pop("discounted")[batch["valid"]]))
             batch["rewards"] = np.clip(batch["rewards"] / np.float32(merged.std), -REWARD_LIMIT, REWARD_LIMIT)
             self.returns_with_batch = merged
 
-    def look(self, batch: Params) -> None:
-        """Take the batch into the statistics; after learning from it, so that ratios to the old policy begin at 1, and
-        that one which could not be learned from spoils nothing."""
+    def add(self, batch: Params) -> None:
+        """Add a batch to the statistics. Called after learning from it: the probability ratios of its first gradient
+        step are then 1, and a batch with which learning failed leaves the statistics as they were."""
         self.returns = self.returns_with_batch
         if self.scales_observations:
             self.observations = self.observations.merge(Moments.of(batch["observations"][:-1][batch["valid"]]))

@@ -27,7 +27,7 @@ from fever.replay.buffer import Batch, ReplaySpec
 from fever.replay.experience import Experience, ExperienceSpec, make_experience
 from fever.replay.explorer import Exploration
 
-ROW_SECONDS = 2.0  # after which an iteration ends at the latest, where workers make it depend on time anyway
+ROW_SECONDS = 2.0  # longest iteration with workers, whose results depend on timing in any case
 METRICS = ("loss", "value_mean", "td_error", "gradient_norm")  # the first columns of what `update` returns
 
 
@@ -46,17 +46,25 @@ class OffPolicySettings(OptimizerSettings):
         32.0, "transitions learned from for each one added, once the warm-up is over", "rl-zoo, DQN CartPole-v1", gt=0
     )
     updates: int = setting(
-        8, "gradient steps in one compiled call, drawn together: more are faster, fewer are fresher", gt=0
+        8,
+        "gradient steps in one compiled call, on transitions sampled together: more are faster, fewer are fresher",
+        gt=0,
     )
     warmup: int = setting(1000, "transitions before learning begins", "rl-zoo, DQN CartPole-v1", ge=0)
-    buffer: int = setting(100_000, "transitions kept, all shards together", "rl-zoo, DQN CartPole-v1", gt=0)
-    replay_shards: int = setting(1, "processes that share the buffer, with --workers; at most one for each", gt=0)
-    save_replay: bool = setting(True, "keep the buffer in the run directory, for resuming; its size is logged")
+    buffer: int = setting(100_000, "transitions in the buffer, all shards together", "rl-zoo, DQN CartPole-v1", gt=0)
+    replay_shards: int = setting(
+        1, "processes that share the buffer, with --workers; at most one for each worker", gt=0
+    )
+    save_replay: bool = setting(True, "save the buffer in the run directory, for resuming; its size is logged")
     explore_steps: int = setting(
         50, "steps of each environment between two fetches of weights, with --workers", "Horgan et al. 2018, B", gt=0
     )
-    publish_updates: int = setting(16, "gradient steps between two sets of weights for the workers, at least", gt=0)
-    report_steps: int = setting(1000, "environment steps in an iteration, at least: between two rows of metrics", gt=0)
+    publish_updates: int = setting(
+        16, "least number of gradient steps between two broadcasts of weights to the workers", gt=0
+    )
+    report_steps: int = setting(
+        1000, "least number of environment steps in an iteration, which is one row of metrics", gt=0
+    )
     clip_rewards: bool | None = setting(
         None, "learn from the sign of rewards (returns stay as they are); null: for ALE/ environments",
         "Mnih et al. 2015",
@@ -96,7 +104,7 @@ class OffPolicyAlgorithm:
         raise NotImplementedError
 
     def epsilons(self) -> np.ndarray:
-        """Probability of a random action for each explorer."""
+        """Probability of a random action for each explorer `[explorers]`."""
         raise NotImplementedError
 
     def inputs(self, batch: Batch) -> dict[str, Any]:
@@ -169,7 +177,7 @@ class OffPolicyAlgorithm:
 
     @property
     def publish_every(self) -> int:
-        """Gradient steps between two publications; in this process they cost nothing."""
+        """Gradient steps between two publications of weights; without workers, weights are published for every draw."""
         return self.config.publish_updates if self.task.workers else 0
 
     def learn(self, batch: Batch) -> tuple[dict[str, Any], Any, Any]:
@@ -212,7 +220,7 @@ class OffPolicyAlgorithm:
     # checkpoints; `Experience` saves the buffer
 
     def weights(self) -> Params:
-        """What a policy needs to act, as NumPy arrays."""
+        """The arrays that a policy needs to act, NumPy."""
         return self.flat.unpack(np.asarray(self.learned[self.acting]))
 
     def state(self) -> State:

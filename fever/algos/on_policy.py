@@ -101,7 +101,7 @@ class OnPolicyAlgorithm:
         array; raises TrainingError, and keeps nothing, if one of them is not finite."""
         metrics = require_finite(metrics, self.learning_rate_name)
         self.params, self.optimizer_state = params, optimizer_state
-        self.normalizer.look(batch)
+        self.normalizer.add(batch)
         self.steps += int(batch["valid"].sum())
         return metrics
 

@@ -34,10 +34,14 @@ class SACConfig(OffPolicySettings):
     buffer: int = setting(1_000_000, "transitions kept, all shards together", "Haarnoja et al. 2018", gt=0)
     warmup: int = setting(1000, "transitions with random actions before learning begins", "Haarnoja et al. 2018", ge=0)
     n_step: int = setting(1, "rewards summed up before bootstrapping", "Haarnoja et al. 2018", gt=0)
-    polyak: float = setting(0.005, "share of the way that target critics move", "Haarnoja et al. 2018", gt=0, le=1)
+    polyak: float = setting(
+        0.005, "share of the way that target critics move in a gradient step", "Haarnoja et al. 2018", gt=0, le=1
+    )
     temperature: float | None = setting(None, "weight of the entropy; null: learned", "Haarnoja et al. 2018", gt=0)
     target_entropy: float | None = setting(
-        None, "that the temperature is learned for, in nats; null: minus the size of the action", "Haarnoja et al. 2018"
+        None,
+        "entropy that the temperature is learned for, in nats; null: minus the number of action dimensions",
+        "Haarnoja et al. 2018",
     )
 
 
@@ -53,9 +57,9 @@ class SAC(OffPolicyAlgorithm):
     def __init__(self, config: SACConfig, task: Task) -> None:
         super().__init__(config, task)
         if task.action["type"] != "box":
-            raise FeverError(f"{task.name} has no Box of actions, which SAC needs; dqn takes a Discrete one")
+            raise FeverError(f"{task.name} has no Box action space, which SAC needs; use dqn for a Discrete one")
         if task.observation["type"] == "image":
-            raise FeverError(f"{task.name} has images, which SAC does not learn from here; ppo does")
+            raise FeverError(f"{task.name} has image observations, which SAC does not support; use ppo")
         self.n_step = config.n_step
         self.network = build_network(config, task, value_head=False, squashed=True)
         distribution = distribution_for(task.action, squashed=True)
@@ -80,7 +84,7 @@ class SAC(OffPolicyAlgorithm):
         self.learned = {**vectors, "target": vectors["critics"], "optimizers": optimizers}
 
     def epsilons(self) -> np.ndarray:
-        """Nothing but random actions during the warm-up, then what the policy draws."""
+        """1 during the warm-up, whose actions are all random, then 0: the policy samples its actions."""
         return np.full(self.explorers, 1.0 if self.steps < self.config.warmup else 0.0)
 
     def inputs(self, batch: Batch) -> dict[str, Any]:

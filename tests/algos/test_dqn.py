@@ -265,13 +265,15 @@ def test_apex_has_the_ladder_over_all_its_explorers() -> None:
 
 @pytest.mark.parametrize("space", ["multidiscrete", "multibinary", "box"])
 def test_other_actions_than_a_single_discrete_one_are_refused(space: str) -> None:
-    with pytest.raises(FeverError, match=r"^a test has no single Discrete action, which DQN needs; sac takes Box"):
+    with pytest.raises(
+        FeverError, match=r"^a test does not have a single Discrete action, which DQN needs; use sac for Box"
+    ):
         make(env=lambda: IdentityEnv(space))
 
 
 def test_continuous_actions_are_refused_on_the_command_line(fever: Callable[..., Any], tmp_path: Path) -> None:
     done = fever("train", "Pendulum-v1", "--algo", "dqn")
-    sentence = "fever: Pendulum-v1 has no single Discrete action, which DQN needs; sac takes Box actions\n"
+    sentence = "fever: Pendulum-v1 does not have a single Discrete action, which DQN needs; use sac for Box actions\n"
     assert (done.returncode, done.stderr, done.stdout) == (2, sentence, "")
     assert list(tmp_path.iterdir()) == []
 

@@ -163,7 +163,7 @@ def test_a_gradient_step_is_that_of_the_plain_formula(case: str) -> None:
     target, settings = CASES[case]
     impala = make(target, **{"normalize_rewards": False, "learning_rate": 1.0, **settings})
     enlarge(impala)
-    impala.normalizer.look(collect(impala, target, seed=1).arrays)
+    impala.normalizer.add(collect(impala, target, seed=1).arrays)
     impala.optimizer = Mock(
         step=lambda params, state, gradient, rate: (params - rate * gradient, state)
     )  # plain gradient steps

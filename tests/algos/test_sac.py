@@ -278,7 +278,7 @@ def test_the_warm_up_is_random_and_nothing_else_is() -> None:
 
 def test_discrete_actions_are_refused_on_the_command_line(fever: Callable[..., Any], tmp_path: Path) -> None:
     done = fever("train", "CartPole-v1", "--algo", "sac")
-    sentence = "fever: CartPole-v1 has no Box of actions, which SAC needs; dqn takes a Discrete one\n"
+    sentence = "fever: CartPole-v1 has no Box action space, which SAC needs; use dqn for a Discrete one\n"
     assert (done.returncode, done.stderr, done.stdout) == (2, sentence, "")
     assert list(tmp_path.iterdir()) == []
 
@@ -287,7 +287,7 @@ def test_images_are_refused() -> None:
     box = make_envs(EnvSource(IdentityEnv, {"action_space": "box"}), 1, EnvContext()).action
     image = make_envs(EnvSource(ImageEnv), 1, EnvContext()).observation
     assert image == IMAGE
-    with pytest.raises(FeverError, match=r"^a test has images, which SAC does not learn from here; ppo does$"):
+    with pytest.raises(FeverError, match=r"^a test has image observations, which SAC does not support; use ppo$"):
         SAC(SACConfig(), Task("a test", image, box, 2, 0, 0, None))
 
 

@@ -100,10 +100,10 @@ def test_failed_trials_are_recorded_and_the_search_continues(
     rows = {row["number"]: row for row in rows_of(summary["run"])}
     assert [rows[number]["state"] for number in (1, 2, 3)] == ["failed", "failed", "finished"]
     assert rows[1]["error"] == "its process died"
-    assert "the loss is not a number any more" in rows[2]["error"]
+    assert "the loss became NaN or infinite" in rows[2]["error"]
     assert (summary["failed"], summary["best"]["trial"]) == (2, 3)
     assert [without_ray(said) for said in capfd.readouterr()] == ["", ""], "only the display writes to the terminal"
-    assert "the loss is not a number" in (tmp_path / "some" / "log.txt").read_text()
+    assert "the loss became NaN or infinite" in (tmp_path / "some" / "log.txt").read_text()
 
 
 def test_search_of_which_every_trial_fails_says_why(ray: Any, tmp_path: Path) -> None:
