@@ -24,8 +24,9 @@ from fever.config import setting
 from fever.policy import Network, Params, distribution_for
 from fever.policy.spaces import encoded_shape
 from fever.replay.buffer import Batch, ReplaySpec
-from fever.replay.experience import Experience, ExperienceSpec, make_experience
+from fever.replay.experience import Experience, ExperienceSpec
 from fever.replay.explorer import Exploration
+from fever.replay.make import make_experience
 
 ROW_SECONDS = 2.0  # longest iteration with workers, whose results depend on timing in any case
 METRICS = ("loss", "value_mean", "td_error", "gradient_norm")  # the first columns of what `update` returns

@@ -19,13 +19,11 @@ import numpy as np
 from fever.errors import FeverError
 from fever.policy import Params
 from fever.policy.spaces import Description
-from fever.replay.buffer import Batch, ReplayBuffer, ReplaySpec, check_memory
+from fever.replay.buffer import Batch, ReplayBuffer, ReplaySpec
 from fever.replay.explorer import Exploration, Explorer
 from fever.sampling.pool import Pool
-from fever.sampling.ray_cluster import machines_in_reach
 from fever.sampling.spec import Report, SamplerSpec
 from fever.signals import uncut
-from fever.system import free_memory
 from fever.text import format_bytes
 
 BUFFER_STREAM = 2**32 - 2  # of random numbers, where samplers have their worker's index and the learner its own
@@ -189,27 +187,3 @@ def load_shards(folder: Path, count: int) -> tuple[list[dict[str, np.ndarray]], 
             raise FeverError(f"{folder} holds {counters[2]} shards of a replay buffer, not replay_shards={count}")
         shards.append(arrays)
     return shards, int(counters[0]), int(counters[1])
-
-
-def _check_shards(spec: ReplaySpec, shards: int) -> None:
-    """Refuse shards that do not fit into the memory of machines like this one, over which Ray spreads them."""
-    fullest = math.ceil(shards / len(machines_in_reach()))  # shards on the machine that has most of them
-    free = free_memory() if fullest < shards else None
-    check_memory(spec, shards, None if free is None else free * shards // fullest)
-
-
-def make_experience(spec: ExperienceSpec, workers: int, generation: int) -> Experience:
-    """Experience from this process (0 workers), or from explorers and shards as Ray actors."""
-    if workers:
-        _check_shards(spec.replay, spec.shards)
-    else:
-        check_memory(spec.replay, 1)
-    steps = spec.sampler.steps if workers else spec.steps_between_draws
-    least = (steps + spec.exploration.n_step) * spec.sampler.envs
-    if spec.replay.capacity < least:
-        raise FeverError(f"buffer={spec.replay.capacity * spec.shards} is too small: {least} transitions come at once")
-    if workers == 0:
-        return LocalExperience(spec, generation)
-    from fever.replay.shards import RayExperience
-
-    return RayExperience(spec, workers, generation)

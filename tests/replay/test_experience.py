@@ -20,7 +20,8 @@ from fever.algos.base import Place
 from fever.algos.dqn import DQN, DQNConfig
 from fever.envs.source import EnvSource
 from fever.errors import FeverError
-from fever.replay.experience import LocalExperience, load_shards, make_experience, save_shards
+from fever.replay.experience import LocalExperience, load_shards, save_shards
+from fever.replay.make import make_experience
 from fever.runs.run import Run
 from fever.signals import Interrupts, cuttable
 from fever.training.trainer import resume
@@ -328,7 +329,7 @@ def test_a_block_larger_than_the_buffer_is_refused_in_one_sentence(fever: Callab
 def test_memory_is_looked_at_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     experience = start(tmp_path)
     monkeypatch.setattr("fever.replay.buffer.free_memory", lambda: 1000)
-    monkeypatch.setattr("fever.replay.experience.LocalExperience", lambda *arguments: pytest.fail("it was made"))
+    monkeypatch.setattr("fever.replay.make.LocalExperience", lambda *arguments: pytest.fail("it was made"))
     with pytest.raises(FeverError, match="not even one transition would fit"):
         make_experience(experience.spec, 0, 0)
 
@@ -337,12 +338,12 @@ def test_shards_are_held_against_the_machines_that_they_are_spread_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = replace(start(tmp_path).spec, shards=4)
-    for module in ("experience", "buffer"):
+    for module in ("make", "buffer"):
         monkeypatch.setattr(f"fever.replay.{module}.free_memory", lambda: spec.replay.bytes * 3 // 2)
-    monkeypatch.setattr("fever.replay.shards.RayExperience", lambda *arguments: "made")
+    monkeypatch.setattr("fever.replay.make.RayExperience", lambda *arguments: "made")
     for machines in (1, 2, 3):
-        monkeypatch.setattr("fever.replay.experience.machines_in_reach", lambda count=machines: [2.0] * count)
+        monkeypatch.setattr("fever.replay.make.machines_in_reach", lambda count=machines: [2.0] * count)
         with pytest.raises(FeverError, match=r"the replay buffer of 1,600 transitions needs .* would fit"):
             make_experience(spec, 4, 0)
-    monkeypatch.setattr("fever.replay.experience.machines_in_reach", lambda: [2.0] * 4)
+    monkeypatch.setattr("fever.replay.make.machines_in_reach", lambda: [2.0] * 4)
     assert make_experience(spec, 4, 0) == "made"
