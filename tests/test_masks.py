@@ -48,10 +48,10 @@ everywhere = pytest.mark.parametrize("source", SOURCES, ids=str)
 FAULTS = {
     "size": "the action mask has 4 entries for 3 actions",
     "nothing": "the action mask allows no action",
-    "missing": "there is no action_mask, which there was at first",
+    "missing": "there is no action_mask, but there was one after the first reset",
 }
 MISSING = {
-    "info": "info has no action_mask, which it had at first",
+    "info": "info has no action_mask, but had one after the first reset",
     "dict": "the observation has no part 'action_mask'",
 }
 TINY: dict[str, dict[str, Any]] = {

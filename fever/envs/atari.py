@@ -9,7 +9,7 @@
 | end | game over (with `episodic_life` the first life lost) or 108,000 frames (`max_num_frames_per_episode`) |
 | rewards | the game's own score |
 
-With `obs_type` ("ram", "rgb" or "grayscale") it is the ordinary environment instead, with no such preprocessing.
+With `obs_type` ("ram", "rgb" or "grayscale") it is ALE's ordinary environment, without this preprocessing.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from ale_py import ALEInterface, AtariVectorEnv, LoggerMode
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import Box
 
-ALEInterface.setLoggerMode(LoggerMode.Error)  # otherwise it greets on standard error
+ALEInterface.setLoggerMode(LoggerMode.Error)  # without its banner on standard error
 
-DEFAULTS = {"reward_clipping": False, "num_threads": 1}  # processes are what uses more cores
+DEFAULTS = {"reward_clipping": False, "num_threads": 1}  # more cores are used by more processes
 FIXED = {"game", "num_envs", "batch_size", "autoreset_mode", "life_loss_info"}  # others would break the step contract
 FRAMES_PER_SECOND = 60
 
 
 def prepare(spec: EnvSpec, arguments: Mapping[str, Any]) -> EnvSpec:
-    """The specification of an ALE id as it is trained on with these arguments."""
+    """The specification of an ALE id as fever makes it with these arguments."""
     if "obs_type" in arguments:
         return replace(spec, vector_entry_point=None)
     return replace(
@@ -52,7 +52,7 @@ def _signature(*more: inspect.Parameter) -> inspect.Signature:
 class AtariEnvs(AtariVectorEnv):
     """N preprocessed games: uint8 `[N, stack, H, W]`, newest last; in colour `[N, H, W, 3 * stack]`."""
 
-    metadata: dict[str, Any] = {}  # the parent writes into it, and without this one into that of every VectorEnv
+    metadata: dict[str, Any] = {}  # a copy: the parent class writes into it, otherwise into that of every VectorEnv
     __signature__ = _signature()
 
     def __init__(self, game: str, num_envs: int, **options: Any) -> None:
@@ -86,7 +86,7 @@ class AtariEnvs(AtariVectorEnv):
 class Atari(gym.Env):
     """One preprocessed game as an ordinary environment.
 
-    What it draws is a second game in colour and full size, which goes as the first because seed and actions are equal.
+    It renders a second game in colour and full size, which stays in step with the first: same seed, same actions.
     """
 
     metadata = {"render_modes": ["rgb_array"]}
@@ -107,7 +107,7 @@ class Atari(gym.Env):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
-        if seed is None and self.picture is None:  # both games still need the same one
+        if seed is None and self.picture is None:  # both games need the same seed
             seed = int(self.np_random.integers(2**31))
         results = [game.reset(seed=seed) for game in self.games]
         (observations, info), self.picture = results[0], results[-1][0][0]

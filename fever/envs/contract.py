@@ -14,11 +14,11 @@ MASK = "action_mask"  # name of a mask of allowed actions, in infos or in a Dict
 
 
 class Step(NamedTuple):
-    """What one step of N environments gave.
+    """The result of one step of N environments.
 
-    The arrays are the caller's to keep. `observations` are what the next action is chosen from. Where an episode ended
-    and the environment was reset in the same step, its last observation is in `final`, otherwise the next row is a
-    phantom (see `Envs.next_step`).
+    The caller owns the arrays. The next action is chosen from `observations`. Where an episode ended and the
+    environment was reset in the same step, `final` has the episode's last observation; otherwise the next step is a
+    phantom step (see `Envs.next_step`).
     """
 
     observations: np.ndarray  # encoded [N, ...]
@@ -34,10 +34,10 @@ class Envs(Protocol):
 
     name: str  # for messages
     count: int
-    observation: Description  # known for good after the first reset, whose infos may bring masks of actions
+    observation: Description  # final after the first reset, whose info may have an action mask
     action: Description
     next_step: bool  # True: after an episode's end the next step ignores its action and returns the reset observation
-    stack: int  # frames in the last axis of an encoded image, newest last, that move on by one in every step; 1: none
+    stack: int  # frames in the last axis of an encoded image, newest last, shifted by one in every step; 1: not stacked
 
     def reset(self, seeds: list[int]) -> np.ndarray: ...
     def step(self, actions: np.ndarray) -> Step: ...
@@ -45,7 +45,7 @@ class Envs(Protocol):
 
 
 def describe_spaces(name: str, observation_space: Any, action_space: Any) -> tuple[Description, Description]:
-    """Describe both spaces of an environment, or say in one sentence why one cannot be used."""
+    """Describe both spaces of an environment; raises FeverError if one cannot be used."""
     found = []
     for which, space in (("observation", observation_space), ("action", action_space)):
         try:
@@ -59,7 +59,7 @@ def describe_spaces(name: str, observation_space: Any, action_space: Any) -> tup
 
 
 def describe_space(space: Any) -> Description:
-    """Describe a Gymnasium space; raises ValueError for a kind that no network here can take."""
+    """Describe a Gymnasium space; raises ValueError for a kind that no network accepts."""
     if isinstance(space, spaces.Box):
         if space.dtype == np.uint8 and len(space.shape) in (2, 3):
             return _describe_image(space.shape)
@@ -85,19 +85,19 @@ def describe_space(space: Any) -> Description:
         return {"type": "dict", "spaces": {key: describe_space(part) for key, part in space.spaces.items()}}
     if isinstance(space, spaces.Tuple):
         return {"type": "tuple", "spaces": [describe_space(part) for part in space.spaces]}
-    raise ValueError(
-        f"a {type(space).__name__} space is not supported; supported are Box, Discrete, MultiDiscrete, MultiBinary, "
-        "Dict and Tuple"
-    )
+    kinds = "Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple"
+    if not isinstance(space, spaces.Space):
+        raise ValueError(f"it is a {type(space).__name__} and must be a gymnasium.Space: {kinds} are supported")
+    raise ValueError(f"{type(space).__name__} is not supported; use {kinds}")
 
 
 def _bounds(values: np.ndarray) -> list[float | None]:
-    """Bounds as JSON numbers; infinite ones are null, which JSON has and infinity it has not."""
+    """Bounds as JSON numbers; infinite ones are null, because JSON has no infinity."""
     return [float(value) if np.isfinite(value) else None for value in values.ravel()]
 
 
 def _describe_image(shape: tuple[int, ...]) -> Description:
-    """Tell the channel order: the channel axis is the smallest of the outer two, last on a tie."""
+    """Find the channel axis: the smaller of the first and the last axis; the last one if they are equal."""
     if len(shape) == 2:
         return {"type": "image", "shape": [*shape, 1], "order": "hw"}
     if shape[0] < shape[2]:
@@ -106,7 +106,7 @@ def _describe_image(shape: tuple[int, ...]) -> Description:
 
 
 def describe_info(name: str, observation: Description, action: Description, info: dict[str, Any]) -> Description:
-    """The description of observations after a first reset, whose info may bring a mask of actions."""
+    """The description of observations after the first reset, whose info may have an action mask."""
     if MASK not in info or observation["type"] == "masked":
         return observation
     return _describe_mask(name, observation, action, None)
@@ -120,7 +120,7 @@ def _describe_mask(name: str, observation: Description, action: Description, key
 
 
 def stack_observations(description: Description, observations: list[Any]) -> Any:
-    """A list of N single observations to one batch with a leading axis N on every leaf."""
+    """Stack N single observations to one batch: every leaf gets a leading axis N."""
     if description["type"] == "masked":
         batch, key = stack_observations(description["observation"], observations), description["key"]
         if key is None:
@@ -147,4 +147,6 @@ def stack_observations(description: Description, observations: list[Any]) -> Any
         return np.array(observations)
     except ValueError as error:
         shapes = sorted({np.shape(item) for item in observations})
-        raise ValueError(f"the observation has shape {shapes[0]} and {native_shape(description)} is right") from error
+        raise ValueError(
+            f"the observation has shape {shapes[0]} and its space says {native_shape(description)}"
+        ) from error

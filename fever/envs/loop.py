@@ -24,7 +24,7 @@ class LoopEnvs:
         self.name, self.count, self.autoreset = source.name, count, autoreset
         self.envs: list[gym.Env] = []
         self.steps = 0
-        self.masks: list[Any] | None = None  # of the observations in hand, where infos have them
+        self.masks: list[Any] | None = None  # of the current observations, if infos have them
         try:
             for index in range(count):
                 self.envs.append(make_env(source, context, index))
@@ -32,7 +32,7 @@ class LoopEnvs:
                 self.name, self.envs[0].observation_space, self.envs[0].action_space
             )
         except BaseException:
-            with suppress(Exception):  # why they cannot be made matters more than why one does not close
+            with suppress(Exception):  # the first error matters more than one of close()
                 self.close()
             raise
 
@@ -60,7 +60,7 @@ class LoopEnvs:
         try:
             self.masks[index] = info[MASK]
         except (KeyError, TypeError) as error:
-            raise self._broken(f"info has no {MASK}, which it had at first", index) from error
+            raise self._broken(f"info has no {MASK}, but had one after the first reset", index) from error
 
     def step(self, actions: np.ndarray) -> Step:
         count = self.count
@@ -121,7 +121,7 @@ class LoopEnvs:
 
 
 def close_all(envs: list[gym.Env]) -> None:
-    """Close every environment, even if one of them fails to; the first failure is raised at the end."""
+    """Close every environment, even if some fail to close; raises the first failure at the end."""
     failure: Exception | None = None
     for env in envs:
         try:

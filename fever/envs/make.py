@@ -14,7 +14,7 @@ def make_envs(source: EnvSource, count: int, context: EnvContext) -> Envs:
 
 
 def make_one(source: EnvSource, context: EnvContext) -> Envs:
-    """Make one environment whose episodes the caller begins: after the end of one, call `reset`."""
+    """Make one environment without autoreset: the caller calls `reset` before every episode."""
     factory, _ = source.resolve()
     if is_vector_class(factory):
         return NativeEnvs(source, 1, context)

@@ -36,7 +36,7 @@ class NativeEnvs:
     def reset(self, seeds: list[int]) -> np.ndarray:
         observations, info = self.env.reset(seed=seeds[0])
         self.observation = describe_info(self.name, self.observation, self.action, info)
-        return self._encode(observations, info).copy()  # it may use its own again
+        return self._encode(observations, info).copy()  # the environment may reuse its buffer
 
     def step(self, actions: np.ndarray) -> Step:
         self.steps += 1
@@ -60,20 +60,20 @@ class NativeEnvs:
         try:
             last = stack_observations(self.observation, [info["final_obs"][index]])
         except KeyError as error:
-            raise self._broken("it resets in the step that ends an episode, but its info has no final_obs") from error
+            raise self._broken("it resets in the step that ends an episode, so its info must have final_obs") from error
         except ValueError as error:
             raise self._broken(str(error)) from error
         return self._encode(last, {MASK: [mask]}, np.array([True]))[0]
 
     def _encode(self, observations: Any, info: dict[str, Any], over: np.ndarray | None = None) -> np.ndarray:
-        """Encode a batch; where `over`, no action follows, so that masks do not matter."""
+        """Encode a batch; where `over`, the episode ended and its mask is not used."""
         masks = None
         try:
             if self.observation["type"] == "masked":
                 key = self.observation["key"]
                 masks = observations.get(key) if key else info.get(MASK)
                 if masks is None:
-                    raise ValueError(f"there is no {MASK}, which there was at first")
+                    raise ValueError(f"there is no {MASK}, but there was one after the first reset")
                 if (over is not None and over.any()) or not isinstance(masks, np.ndarray) or masks.dtype == object:
                     masks = list(masks)
                     for index in () if over is None else np.flatnonzero(over).tolist():

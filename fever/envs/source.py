@@ -1,6 +1,6 @@
-"""Which environment: from a name, a class or a function to one environment, or to a natively vectorised batch of them.
+"""Finds and makes environments, given by an id, "module:Name", a class or a function; single or natively vectorised.
 
-Whatever is wrong with a name, its arguments or its packages becomes one sentence.
+A wrong name, wrong arguments and missing packages raise FeverError with one sentence.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class EnvSource:
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Take a partial function apart, so that name and arguments say all of it, if these can be written down."""
+        """Take a partial function apart into target and keyword arguments, if these can be written as JSON."""
         target = self.target
         if isinstance(target, functools.partial) and not target.args and _is_json(target.keywords):
             object.__setattr__(self, "kwargs", {**target.keywords, **self.kwargs})
@@ -39,10 +39,10 @@ class EnvSource:
 
     @property
     def name(self) -> str:
-        """What is written into configurations and messages; `EnvSource(name)` finds it again if it can be imported."""
+        """The name in configurations and messages; `EnvSource(name)` is the same environment if it can be imported."""
         if isinstance(self.target, str):
             return self.target
-        if isinstance(self.target, functools.partial):  # whose arguments no name says
+        if isinstance(self.target, functools.partial):  # with arguments that a name does not show
             return f"{EnvSource(self.target.func).name}(...)"
         named = self.target if hasattr(self.target, "__qualname__") else type(self.target)
         return f"{named.__module__}:{named.__qualname__}"
@@ -64,20 +64,20 @@ class EnvSource:
 
     @property
     def vectorized(self) -> bool:
-        """Whether N of it are one environment by itself."""
+        """Whether the environment is natively vectorised."""
         factory, spec = self.resolve()
         return spec.vector_entry_point is not None if spec is not None else is_vector_class(factory)
 
     @property
     def reward_threshold(self) -> float | None:
-        """The return at which this environment counts as solved, where its registration states one."""
+        """The return at which this environment counts as solved; None if its registration has none."""
         _, spec = self.resolve()
         return spec.reward_threshold if spec is not None else None
 
 
 @dataclass(frozen=True)
 class EnvContext:
-    """Where an environment runs; constructors that name these arguments get them."""
+    """Where an environment runs; passed to constructors that have these arguments."""
 
     worker_index: int = 0  # 0 in this process and for the first worker
     workdir: Path | None = None  # parent of the private folder of every environment
@@ -108,7 +108,7 @@ def make_env(source: EnvSource, context: EnvContext, index: int = 0) -> gym.Env:
 def make_vector_env(source: EnvSource, count: int, context: EnvContext) -> VectorEnv:
     """Make a natively vectorised environment; the caller closes it."""
     if "num_envs" in source.kwargs:
-        raise FeverError(f"num_envs is no argument for {source.name}; how many there are is said with --envs")
+        raise FeverError(f"num_envs cannot be an argument of {source.name}; set the number of environments with --envs")
     factory, spec = source.resolve()
     if spec is not None:
         _check_arguments(source, _entry_point(source, spec.vector_entry_point))
@@ -123,12 +123,12 @@ def make_vector_env(source: EnvSource, count: int, context: EnvContext) -> Vecto
 
 
 def make_any(source: EnvSource, context: EnvContext) -> Any:
-    """Make one environment of either kind, to see whether it can be; the caller closes it."""
+    """Make one environment of either kind, to check that it works; the caller closes it."""
     return make_vector_env(source, 1, context) if source.vectorized else make_env(source, context)
 
 
 def _is_json(values: dict[str, Any]) -> bool:
-    """Whether a configuration can keep these."""
+    """Whether these values can be written as JSON."""
     from pydantic_core import to_jsonable_python
 
     try:
@@ -145,7 +145,7 @@ def _entry_point(source: EnvSource, entry: Any) -> Any:
 
 
 def _check_arguments(source: EnvSource, constructor: Any, *more: str) -> None:
-    """Refuse arguments that neither a constructor has nor are in `more`, before anything is made."""
+    """Raise FeverError for arguments that the constructor does not have and `more` does not list."""
     parameters = _parameters(constructor)
     if parameters is None or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
         return
@@ -155,7 +155,7 @@ def _check_arguments(source: EnvSource, constructor: Any, *more: str) -> None:
 
 
 def _construct(source: EnvSource, make: Callable[[], Any]) -> Any:
-    """Call a constructor; a wrong argument or a missing package becomes one sentence."""
+    """Call a constructor; a wrong argument or a missing package raises FeverError."""
     try:
         return make()
     except (ImportError, gym.error.DependencyNotInstalled) as error:
@@ -188,7 +188,7 @@ def _unknown_environment(name: str) -> str:
 
 
 def _atari() -> Any:
-    """The module for ALE's environments, which registers their ids; None without ale-py."""
+    """The module that registers ALE's environments; None without ale-py."""
     try:
         from fever.envs import atari
     except ModuleNotFoundError:
@@ -230,7 +230,7 @@ def is_vector_class(factory: Any) -> bool:
 
 
 def _parameters(constructor: Any) -> Mapping[str, inspect.Parameter] | None:
-    """What a constructor takes; None for one written in C, which does not say."""
+    """The parameters of a constructor; None if it has no signature, as some written in C."""
     try:
         return inspect.signature(constructor).parameters
     except (TypeError, ValueError):
@@ -238,7 +238,7 @@ def _parameters(constructor: Any) -> Mapping[str, inspect.Parameter] | None:
 
 
 def _context_arguments(constructor: Any, context: EnvContext, index: int) -> dict[str, Any]:
-    """The arguments that this constructor names, out of worker_index, env_index and workdir."""
+    """Those of worker_index, env_index and workdir that the constructor has as parameters."""
     wanted = _parameters(constructor) or {}
     arguments: dict[str, Any] = {}
     if "worker_index" in wanted:

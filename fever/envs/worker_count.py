@@ -1,4 +1,4 @@
-"""`--workers auto`: time the environment and decide whether sampler processes would pay."""
+"""`--workers auto`: time the environment and choose the number of worker processes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from fever.system import descendants
 PROBE_SECONDS = 0.5
 PROBE_SLICES = 5
 CHEAP_STEP = 200e-6  # seconds; below it one process is fastest: the learner and the transfer cost more than the steps
-WAITING_SHARE = 0.5  # an environment that uses less than this share of its time for computing mostly waits
-MOST_PER_CORE = 8  # workers on a core, for environments that wait
+WAITING_SHARE = 0.5  # of a step's time spent computing, below which an environment counts as mostly waiting
+MOST_PER_CORE = 8  # workers per core, for environments that mostly wait
 
 
 def choose_workers(envs: Envs, cores: int) -> tuple[int, str]:
-    """The number of workers for this environment on so many cores, and why."""
+    """The number of workers for this environment on this many cores, and the reason as a sentence."""
     step, computing = time_steps(envs)
     cost = f"a step takes {step * 1e6:.0f} us" if step < 1e-3 else f"a step takes {step * 1e3:.1f} ms"
     if step < CHEAP_STEP:
@@ -36,15 +36,15 @@ def choose_workers(envs: Envs, cores: int) -> tuple[int, str]:
         workers = min(MOST_PER_CORE, max(1, round(1 / max(computing, 1e-3)))) * cores
         return workers, f"{cost} and waits {1 - computing:.0%} of that, so {workers} workers share {cores} cores"
     if cores == 1:
-        return 0, f"{cost}, but there is one core only"
-    return cores, f"{cost}, so every one of the {cores} cores gets a worker"
+        return 0, f"{cost}, but there is only one core"
+    return cores, f"{cost}, so each of the {cores} cores gets a worker"
 
 
 def time_steps(envs: Envs) -> tuple[float, float]:
-    """Seconds per step of one environment with random actions, and the share of them in which this machine computed.
+    """Seconds per step of one environment with random actions, and the share of them spent computing.
 
-    The fastest of a few slices, without the time in which other programs had the core: a busy machine must
-    make an environment look neither slow nor waiting.
+    The fastest of a few slices counts, without the time in which other programs had the core: on a busy machine an
+    environment must look neither slow nor waiting.
     """
     observations = envs.reset([0] * envs.count)
     try:
@@ -71,20 +71,20 @@ def time_steps(envs: Envs) -> tuple[float, float]:
 
 
 def _others_seconds() -> float:
-    """Computing time of the processes that came from this one (simulators); of the finished ones only if there is a
-    private Ray among them, which computes for itself."""
+    """CPU seconds of this process's descendants (simulators); only of finished ones while a private Ray runs, whose own
+    processes must not count."""
     ended, ticks = resource.getrusage(resource.RUSAGE_CHILDREN), 0
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized() or current_job() is not None:
         for pid in descendants(os.getpid()):
-            with suppress(OSError):  # it has just ended
+            with suppress(OSError):  # it just ended
                 fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
                 ticks += sum(map(int, fields[11:15]))  # its own and that of its finished children
     return ended.ru_utime + ended.ru_stime + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _queued_seconds() -> float:
-    """Time in which this thread could have run but another program had the core; 0 where the system does not say."""
+    """Seconds in which this thread was ready but another program had the core; 0 if the system does not report it."""
     try:
         with open("/proc/thread-self/schedstat") as file:
             return int(file.read().split()[1]) / 1e9

@@ -19,7 +19,7 @@ LOG_2PI = math.log(2 * math.pi)
 
 
 class Distribution(Protocol):
-    """What an algorithm and a sampler need of an action distribution; `...` are any leading axes."""
+    """Interface of action distributions; `...` are any leading axes."""
 
     @property
     def outputs(self) -> int:
@@ -105,7 +105,7 @@ class Categorical:
         return (xp.exp(log_old) * (log_old - log_new)).sum((-1, -2))
 
     def uniform(self, rng: np.random.Generator, leading: tuple[int, ...]) -> np.ndarray:
-        """Stored actions drawn evenly from the whole space."""
+        """Stored actions, uniform over the space."""
         return rng.integers(0, self.sizes, (*leading, len(self.sizes)), np.int32)
 
     def to_env(self, actions: np.ndarray) -> np.ndarray:
@@ -119,7 +119,7 @@ class Gaussian:
     """A diagonal Gaussian over a bounded Box, scaled so that -1 and 1 are the bounds.
 
     Parameters are the means and the log standard deviations side by side. Stored actions are float32 `[..., D]`,
-    before clipping: learning sees what was drawn, the environment what fits its bounds.
+    before clipping: the learner gets the sample, the environment the sample clipped to its bounds.
     """
 
     low: tuple[float, ...]
@@ -167,7 +167,7 @@ class Gaussian:
         return (log_new - log_old + 0.5 * spread - 0.5).sum(-1)
 
     def uniform(self, rng: np.random.Generator, leading: tuple[int, ...]) -> np.ndarray:
-        """Stored actions drawn evenly from within the bounds."""
+        """Stored actions, uniform within the bounds."""
         return rng.random((*leading, len(self.low)), np.float32) * 2 - 1
 
     def to_env(self, actions: np.ndarray) -> np.ndarray:
@@ -213,7 +213,7 @@ class SquashedGaussian(Gaussian):
 
 
 def distribution_for(description: Description, squashed: bool = False) -> Categorical | Gaussian:
-    """The distribution over a described action space; raises ValueError where there is none."""
+    """The distribution for a described action space; raises ValueError if it is not supported."""
     shape = tuple(description.get("shape", ()))
     if description["type"] == "discrete":
         return Categorical(tuple(description["sizes"]), tuple(description["starts"]), shape)
@@ -227,6 +227,5 @@ def distribution_for(description: Description, squashed: bool = False) -> Catego
         kind = SquashedGaussian if squashed else Gaussian
         return kind(tuple(low), tuple(high), shape, description["dtype"])
     raise ValueError(
-        "this kind of action space is not supported; supported are Discrete, MultiDiscrete, MultiBinary and a bounded "
-        "Box of floats"
+        "this action space is not supported; use Discrete, MultiDiscrete, MultiBinary or a bounded Box of floats"
     )

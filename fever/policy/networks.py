@@ -22,7 +22,7 @@ import numpy as np
 
 Params = dict[str, Any]
 
-FORBIDDEN = -1e9  # log odds, or value, of an action that is not allowed: its probability is exactly zero
+FORBIDDEN = -1e9  # logit or value of an action that the mask forbids: its probability is exactly zero
 NORMALISED_LIMIT = 10.0  # normalised observations are clipped to this many standard deviations, as in VecNormalize
 
 
@@ -31,7 +31,7 @@ class Network:
     """The shape of a policy and value network; holds no weights."""
 
     input_shape: tuple[int, ...]  # of one encoded observation: [size] or [H, W, C]
-    input_dtype: str  # "float32", or "uint8": scaled by 1/255
+    input_dtype: str  # "float32", or "uint8", which is scaled by 1/255
     outputs: int  # width of the action distribution's parameters
     hidden: tuple[int, ...]  # layers of each head
     activation: str = "tanh"  # of the heads: "tanh" or "relu"
@@ -41,10 +41,10 @@ class Network:
     recurrent: str = "none"  # "none", "lstm" or "gru"
     recurrent_size: int = 128
     value_head: bool = True
-    action_values: bool = False  # the policy head gives values of actions, not their log odds: act by the highest only
+    action_values: bool = False  # the policy head gives action values instead of logits: act greedily
     dueling: bool = False  # the value head's output is added to the policy head's, which is centred (Wang et al. 2016)
-    mask: int = 0  # last columns of an observation that say which actions are allowed: none, or as many as outputs
-    squashed: bool = False  # continuous actions are the tanh of a Gaussian whose deviation the policy head gives, too
+    mask: int = 0  # width of the action mask at the end of an observation: 0, or as many columns as outputs
+    squashed: bool = False  # tanh of a Gaussian; the policy head gives its log standard deviation as well
 
     @property
     def state_size(self) -> int:
@@ -92,7 +92,7 @@ class Network:
         return self.policy(params, features), state
 
     def actor(self, params: Params) -> Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-        """`act` with these weights, prepared for many calls: perceptrons of vectors get by with few lines of Python."""
+        """`act` with these weights, prepared for many calls: perceptrons on vectors take a short path."""
         if self.input_dtype == "uint8" or self.convolutions or self.recurrent != "none" or self.mask:
             return partial(self.act, params)
         mean, std = params.get("observation/mean"), params.get("observation/std")
@@ -132,7 +132,7 @@ class Network:
         return self.value(params, features)
 
     def features(self, params: Params, x: Any, xp: Any = np) -> Any:
-        """Everything before the recurrent core, `[N, ...]` to `[N, F]`; a mask stays behind it."""
+        """Everything before the recurrent core, `[N, ...]` to `[N, F]`; an action mask follows the features."""
         if self.mask:
             features = self._features(params, x[..., : -self.mask], xp)
             return xp.concatenate([features, x[..., -self.mask :]], axis=-1)
@@ -142,7 +142,7 @@ class Network:
         if self.input_dtype == "uint8" and not self.convolutions:
             x = x.astype(np.float32) * np.float32(1 / 255)
         if "observation/mean" in params:
-            width = x.shape[-1]  # of statistics that were taken with the masks
+            width = x.shape[-1]  # the statistics include the columns of the mask
             x = (x - params["observation/mean"][..., :width]) / params["observation/std"][..., :width]
             x = x.clip(-NORMALISED_LIMIT, NORMALISED_LIMIT)
         if self.convolutions:
@@ -153,7 +153,7 @@ class Network:
         return x
 
     def step(self, params: Params, features: Any, state: Any, xp: Any = np) -> tuple[Any, Any]:
-        """The recurrent core for one time step, `[N, F]` and `[N, S]`; without one, both come back as they are."""
+        """The recurrent core for one time step, `[N, F]` and `[N, S]`; the identity without recurrence."""
         if self.recurrent == "none":
             return features, state
         if self.mask:

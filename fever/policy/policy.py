@@ -17,7 +17,7 @@ from .spaces import Description, encode, encoded_shape, mask_width
 class Policy:
     """Acts on raw observations of one environment or of a batch.
 
-    A policy with memory carries its state from call to call: call `reset()` when an episode begins.
+    A recurrent policy carries its state from call to call: call `reset()` when an episode begins.
     """
 
     def __init__(self, observation: Description, action: Description, network: Network, params: Params) -> None:
@@ -28,7 +28,7 @@ class Policy:
         self._state: np.ndarray | None = None
 
     def reset(self) -> None:
-        """Forget: the next `act` begins new episodes."""
+        """Reset the recurrent state: the next `act` begins new episodes."""
         self._state = None
 
     def act(self, observation: Any, deterministic: bool = True, mask: Any = None) -> Any:

@@ -26,7 +26,7 @@ Description = dict[str, Any]
 
 
 def with_mask(observation: Description, action: Description, key: str | None) -> Description:
-    """Describe observations that come with a mask of actions; raises ValueError where there is no use for one."""
+    """Describe observations with an action mask; raises ValueError if these spaces do not support one."""
     if action["type"] not in ("discrete", "binary"):
         raise ValueError("an action mask needs a Discrete, MultiDiscrete or MultiBinary action space")
     if observation["type"] == "image":
@@ -41,7 +41,7 @@ def with_mask(observation: Description, action: Description, key: str | None) ->
 
 
 def mask_width(description: Description) -> int:
-    """How many columns at the end of an encoded observation are its mask."""
+    """Width of the mask at the end of an encoded observation; 0 without one."""
     return len(description["sizes"]) * max(description["sizes"]) if description["type"] == "masked" else 0
 
 
@@ -80,8 +80,8 @@ def native_shape(description: Description) -> tuple[int, ...]:
 def encode(description: Description, observations: Any, masks: Any = None) -> np.ndarray:
     """Encode a batch of observations; the leading axis of every leaf is the batch.
 
-    `masks` are those of a masked space, one for each row; None: as the observations say, or else everything is allowed.
-    Raises ValueError with a sentence about the observation when its shape, type or values do not fit the space.
+    `masks` has one mask for each row of a masked space; None: those in the observations, otherwise all actions are
+    allowed. Raises ValueError if shape, type or values of an observation do not fit the space.
     """
     kind = description["type"]
     if kind == "masked":
@@ -151,7 +151,7 @@ def _encode_masks(sizes: list[int], masks: Any, count: int) -> np.ndarray:
 
 
 def last_mask(description: Description, mask: Any) -> Any:
-    """The mask of an episode's last observation, whose value may count; everything, where it allows nothing."""
+    """The mask of an episode's last observation; all actions, if it is missing or allows none."""
     try:
         _encode_masks(description["sizes"], [mask], 1)
     except (ValueError, TypeError):

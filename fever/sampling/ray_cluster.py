@@ -1,4 +1,4 @@
-"""The Ray that workers run on: a private one on this machine, or the one that a job's machines have formed."""
+"""The Ray cluster that workers run on: a private one on this machine, or that of a job."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from fever.errors import FeverError
 from fever.job import HEAD, JOB, LEFT, PLAN, JobFolder, autoscaled_machines, current_job
 from fever.system import usable_cores
 
-AGAIN_SECONDS = 0.2  # for which an answer about the machines is good
-RAY_SETTINGS = {  # quiet, and closed to everybody without the token; Ray reads them once, when it is imported
+REFRESH_SECONDS = 0.2  # for which the list of machines is reused
+RAY_SETTINGS = {  # quiet, and closed to processes without the token; Ray reads them once, on import
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SCHEDULER_EVENTS": "0",
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",
@@ -42,27 +42,27 @@ class Machine(NamedTuple):
 
 
 class Cluster:
-    """A Ray that this process is connected to."""
+    """The Ray cluster that this process is connected to."""
 
     def __init__(self, owned: bool) -> None:
         import ray
 
         self.ray = ray
-        self.owned = owned  # started or joined by us: ours to leave
+        self.owned = owned  # started or joined by this process, which shuts it down or leaves it
         self.elastic = is_elastic()  # machines may come and go
         context = ray.get_runtime_context()
         self.here, self.head = context.get_node_id(), context.gcs_address
         self.seen: list[Machine] = []
-        self.asked = -AGAIN_SECONDS
+        self.asked = -REFRESH_SECONDS
 
     @property
     def cores(self) -> float:
-        """Of all machines that are alive."""
+        """Cores of all machines that are alive."""
         return sum(machine.cores for machine in self.machines())
 
     def machines(self, now: bool = False) -> list[Machine]:
-        """Those that are alive, as of a moment ago."""
-        if now or time.monotonic() - self.asked > AGAIN_SECONDS:
+        """The machines that are alive, at most REFRESH_SECONDS ago; with `now`, at this moment."""
+        if now or time.monotonic() - self.asked > REFRESH_SECONDS:
             self.seen = [
                 Machine(node["NodeID"], node["NodeManagerHostname"], node["Resources"].get("CPU", 0.0))
                 for node in self.ray.nodes()
@@ -71,9 +71,9 @@ class Cluster:
             self.asked = time.monotonic()
         return self.seen
 
-    def roomiest(self, workers: Iterable[Machine | None]) -> Machine:
-        """Where the next worker goes, if these are where the others are: fewest workers per core, the learner's machine
-        last of equals."""
+    def least_loaded(self, workers: Iterable[Machine | None]) -> Machine:
+        """The machine for the next worker, given those of the others: fewest workers per core, and among equals not the
+        learner's."""
         load = Counter(machine.node for machine in workers if machine is not None)
 
         def fullness(machine: Machine) -> tuple[float, bool]:
@@ -91,15 +91,15 @@ class Cluster:
             return False
 
     def require_gpus(self, count: float, share: float = 1.0) -> None:
-        """Refuse to wait for ever for GPUs that no machine has: so many together, a share of one for every worker."""
-        there = self.ray.cluster_resources().get("GPU", 0.0)
-        if count > there:
+        """Raise FeverError if the machines have fewer than `count` GPUs, or cannot give each worker its share."""
+        available = self.ray.cluster_resources().get("GPU", 0.0)
+        if count > available:
             raise FeverError(
-                f"the workers want {count:g} GPUs together, but there are {there:g}; lower gpus_per_worker"
+                f"the workers want {count:g} GPUs together, but there are {available:g}; lower gpus_per_worker"
             )
-        if share < 1 and round(count / share) > there * math.floor(1 / share + 1e-9):  # a share is of one GPU
+        if share < 1 and round(count / share) > available * math.floor(1 / share + 1e-9):  # a share is of one GPU
             raise FeverError(
-                f"{round(count / share)} workers with {share:g} of a GPU each do not fit on {there:g} GPUs; "
+                f"{round(count / share)} workers with {share:g} of a GPU each do not fit on {available:g} GPUs; "
                 "lower gpus_per_worker"
             )
 
@@ -120,20 +120,20 @@ class Cluster:
             )
 
     def leave(self) -> None:
-        """End this process's part in Ray, and a private Ray as a whole."""
+        """Disconnect from Ray; a private Ray is shut down."""
         if (self.owned or self.elastic) and self.reachable():
             demand(0)
             self.ray.shutdown()
 
 
 def is_elastic() -> bool:
-    """Whether this process drives a job on a cluster that stays up, so that its machines may come and go."""
+    """Whether this process drives a job on a cluster that outlives jobs, where machines may join and leave."""
     job = current_job()
     return job is not None and job.read(PLAN) is None
 
 
 def demand(machines: int) -> None:
-    """Ask Ray's autoscaler for so many of the machines that it may launch, if there is one; 0: they may go."""
+    """Ask Ray's autoscaler, if there is one, for this many of its machines; 0 releases them."""
     if autoscaled_machines() is not None:
         from ray.autoscaler.sdk import request_resources
 
@@ -141,11 +141,11 @@ def demand(machines: int) -> None:
 
 
 def connect(workers: int) -> Cluster:
-    """The job's Ray if this process drives a job, otherwise a private one on this machine; or what there is already."""
+    """Connect to the job's Ray if this process drives a job, otherwise start a private one; reuse a connection."""
     job = current_job()
     if "ray" not in sys.modules:
         settings = {**RAY_SETTINGS, **({} if job else {"RAY_AUTH_TOKEN": secrets.token_hex(32)})}
-        if job and job.read(HEAD) is None:  # a Ray that stays up has its own way, or none
+        if job and job.read(HEAD) is None:  # a cluster that outlives jobs has its own authentication, or none
             settings.pop("RAY_AUTH_MODE")
         for name, value in settings.items():
             os.environ.setdefault(name, value)
@@ -161,7 +161,7 @@ def connect(workers: int) -> Cluster:
             ray.init(address="local", num_cpus=cores, include_dashboard=False, runtime_env=runtime, **quiet)
         return Cluster(owned=True)
     plan, head = job.read(PLAN), job.read(HEAD)
-    address = head["address"] if head else os.environ.get("RAY_ADDRESS")  # by Ray, on a cluster that stays up
+    address = head["address"] if head else os.environ.get("RAY_ADDRESS")  # set by Ray on a cluster that outlives jobs
     if address is None:
         raise FeverError(f"{job.path} has no cluster (any more); {JOB} is for fever's own processes")
     if plan is not None and plan["ship"]:
@@ -178,7 +178,7 @@ def connect(workers: int) -> Cluster:
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Keep this process's way of handling SIGTERM, which Ray replaces by an immediate exit."""
+    """Keep this process's handler of SIGTERM, which ray.init replaces by an immediate exit."""
     kept = signal.getsignal(signal.SIGTERM)
     yield
     if threading.current_thread() is threading.main_thread():
@@ -186,7 +186,7 @@ def _own_signals() -> Iterator[None]:
 
 
 def _await_machines(cluster: Cluster, plan: dict[str, Any], folder: JobFolder) -> None:
-    """Ask Ray until every host of the plan has joined; too late is a sentence that names those that have not."""
+    """Wait until every host of the plan has joined; after the deadline, raise FeverError with the missing hosts."""
     deadline = time.monotonic() + plan["connect_seconds"]
     while missing := set(plan["nodes"]) - {machine.host for machine in cluster.machines()}:
         left = folder.names(LEFT)
@@ -195,11 +195,11 @@ def _await_machines(cluster: Cluster, plan: dict[str, Any], folder: JobFolder) -
             hosts = sorted(gone or missing)
             words = "; ".join(f"{host} said last: {folder.last_words(host) or 'nothing'}" for host in hosts)
             raise FeverError(f"{', '.join(hosts)} did not join Ray; {words}")
-        time.sleep(AGAIN_SECONDS / 2)
+        time.sleep(REFRESH_SECONDS / 2)
 
 
 def try_everywhere(cluster: Cluster, source: Any) -> None:
-    """Make an environment once on every machine, all at once; what one of them lacks is said with its name."""
+    """Make an environment on every machine, in parallel; an error names the machine."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     packed, places = cluster.ray.cloudpickle.dumps(source), [path or os.getcwd() for path in sys.path]
@@ -215,12 +215,12 @@ def try_everywhere(cluster: Cluster, source: Any) -> None:
             cause = error.cause if error.cause is not None else error
             text = str(cause) if isinstance(cause, FeverError) else f"{type(cause).__name__}: {cause}"
             raise FeverError(f"on {machine.host}: {text}") from None
-        except cluster.ray.exceptions.RayError as error:  # it went meanwhile; the others can do without it
-            logging.warning("%s was not tried: %s", machine.host, error)
+        except cluster.ray.exceptions.RayError as error:  # the machine left; the others are enough
+            logging.warning("%s was not checked: %s", machine.host, error)
 
 
 def _try(places: list[str], packed: bytes) -> None:
-    """What `try_everywhere` does on one machine."""
+    """The task of `try_everywhere` on one machine."""
     import ray.cloudpickle
 
     sys.path.extend(path for path in places if path not in sys.path)
@@ -231,12 +231,12 @@ def _try(places: list[str], packed: bytes) -> None:
 
 
 def cores_in_reach() -> int:
-    """Cores that workers may use: of all the job's machines, or of this one."""
+    """Number of cores for workers: of all machines of the job, or of this machine."""
     return int(sum(machines_in_reach()))
 
 
 def machines_in_reach() -> list[float]:
-    """The cores of every machine that workers may be on: of all the job's, or of this one."""
+    """Cores of each machine for workers: all of the job's, or this one."""
     job = current_job()
     if job is None:
         return [usable_cores()]

@@ -56,7 +56,7 @@ class RayPool(Pool):
         if spec.gpus:
             self.cluster.require_gpus(spec.gpus * self.count, spec.gpus)
         self.homes[spec.worker_index] = None
-        self.homes[spec.worker_index] = home = self.cluster.roomiest(self.homes)
+        self.homes[spec.worker_index] = home = self.cluster.least_loaded(self.homes)
         where = NodeAffinitySchedulingStrategy(home.node, soft=True)  # elsewhere, if it has died meanwhile
         packed = self.ray.cloudpickle.dumps((make_runner, (spec, *more)))
         options = {"num_cpus": 0.001, "num_gpus": spec.gpus, "max_restarts": 0, "scheduling_strategy": where}

@@ -13,16 +13,16 @@ from fever.policy import Network
 
 @dataclass(frozen=True)
 class SamplerSpec:
-    """All that a sampler needs, small enough to send to another machine."""
+    """Everything a sampler needs; small enough to send to another machine."""
 
     source: EnvSource
     network: Network
     envs: int  # N, environments stepped together
     steps: int  # T, steps of each environment in a fragment
-    gamma: float | None  # discount of the running returns that reward normalisation looks at; None: nobody does
+    gamma: float | None  # discount of the running returns for reward normalisation; None: not computed
     seed: int
     worker_index: int = 0
-    generation: int = 0  # how often this worker was started before: every start gets fresh random streams
+    generation: int = 0  # number of earlier starts of this worker: every start gets new random streams
     workdir: Path | None = None  # parent of the environments' private folders
     gpus: float = 0.0  # share of a GPU that its environments use
 
@@ -38,12 +38,12 @@ class Episode:
     length: int
     env_index: int
     info: dict[str, float]  # the scalars in the environment's last info
-    counts: bool = True  # in the mean return; false for those that explored more than most
+    counts: bool = True  # in the mean return; false for episodes of the more exploring half of the environments
 
 
 @dataclass
 class Report:
-    """What a worker did in one call, besides the experience it gathered."""
+    """What a worker did in one call, apart from the experience."""
 
     steps: int  # environment steps taken, phantom steps left out
     episodes: list[Episode]  # that ended

@@ -1,4 +1,4 @@
-"""The pool of samplers: one in this process, or many as Ray actors. Both give the same contract.
+"""The pool of samplers: one in this process, or many as Ray actors, with the same contract.
 
 An on-policy algorithm calls `broadcast` once and `collect(K)` once per iteration, and gets exactly K fragments made
 with those weights, whoever made them. A worker that dies is replaced and its fragment is made by whoever is free.
@@ -21,7 +21,7 @@ class Workers(Broadcasting):
     """What an on-policy algorithm sees of the samplers."""
 
     def collect(self, fragments: int) -> list[Fragment]:
-        """Exactly this many fragments, all made with the weights broadcast last, in a stable order."""
+        """Return exactly this many fragments, all made with the last broadcast weights, in a stable order."""
         raise NotImplementedError
 
 

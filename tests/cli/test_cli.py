@@ -219,7 +219,7 @@ MISTAKES = {
     "no run": (["eval", "none"], "there is no run none"),
     "no last run": (["resume", "last"], "there is no run in runs"),
     "no command": (["trian"], "trian"),
-    "no spaces": (["train", "tests.environments:TextEnv"], "Text space is not supported"),
+    "no spaces": (["train", "tests.environments:TextEnv"], "Text is not supported"),
     "no bounds": (["train", "tests.environments:UnboundedEnv"], "cannot be trained on: the action space has no bounds"),
     "no bounds, measured": (
         ["train", "tests.environments:UnboundedEnv", "--workers", "auto"],

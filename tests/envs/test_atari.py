@@ -202,7 +202,11 @@ def test_the_game_drawn_is_the_game_played_without_a_seed_too() -> None:
     [
         ("Pnog", {}, "there is no environment ALE/Pnog-v5; did you mean ALE/Pong-v5"),
         ("Pong", {"stack": 4}, "ALE/Pong-v5 has no argument stack; it has: .*stack_num"),
-        ("Pong", {"num_envs": 4}, "num_envs is no argument for ALE/Pong-v5; how many there are is said with --envs"),
+        (
+            "Pong",
+            {"num_envs": 4},
+            "num_envs cannot be an argument of ALE/Pong-v5; set the number of environments with --envs",
+        ),
         ("Pong", {"life_loss_info": True}, "ALE/Pong-v5 has no argument life_loss_info"),
         ("Pong", {"max_episode_steps": 9}, "has no argument max_episode_steps; it has: .*max_num_frames_per_episode"),
         ("Pong", {"obs_type": "ram", "stack_num": 4}, "ALE/Pong-v5 has no argument stack_num; it has: .*difficulty"),

@@ -157,7 +157,10 @@ def test_an_error_of_gymnasiums_while_it_is_played_is_one_sentence(at: int, in_r
 
 @pytest.mark.parametrize(
     ("final", "message"),
-    [({}, "but its info has no final_obs"), ({"final_obs": [np.zeros(4), None]}, r"the observation has shape \(4,\)")],
+    [
+        ({}, "so its info must have final_obs"),
+        ({"final_obs": [np.zeros(4), None]}, r"the observation has shape \(4,\)"),
+    ],
 )
 def test_a_reset_in_the_same_step_without_the_last_observation_is_refused(
     final: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
@@ -240,7 +243,7 @@ def test_a_vector_environment_whose_space_is_refused_is_closed(monkeypatch: pyte
     monkeypatch.setattr(gym.vector.utils, "batch_space", lambda space, count: space)
     monkeypatch.setattr(NextStepCounters, "__del__", lambda self: None, raising=False)  # Gymnasium's may close it later
     monkeypatch.setattr(NextStepCounters, "close", lambda self: calls.append("closed"))
-    with pytest.raises(FeverError, match="a Sequence space is not supported"):
+    with pytest.raises(FeverError, match="Sequence is not supported"):
         NativeEnvs(EnvSource(NextStepCounters), 2, HERE)
     assert calls == ["closed"]
 
