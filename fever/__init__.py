@@ -33,14 +33,16 @@ def train(
     callbacks: Sequence[Callback] = (),
     **settings: Any,
 ) -> Result:
-    """Train an agent and return its run, policy and curves.
+    """Train an agent and return its run, policy and learning curves.
 
     `env` is a Gymnasium id, `"module:Name"`, a class or a factory function. `stop` has any of `reward`, `steps`, `time`
-    (`"10m"`), `iterations` and `window`; without a rule the environment's own threshold and a million steps count.
-    Without `workers` it is trained in this process, without `envs` in 8 environments at once; `rllib:NAME` has
-    RLlib's own numbers. `callbacks` are called during training: see `fever.training.callbacks`. `settings` are the
-    algorithm's, as `fever config ALGO` lists them. Raises
-    `fever.errors.FeverError` for input that cannot be used; then nothing is left on disk.
+    (`"10m"`), `iterations` and `window`; without it, training ends at the environment's reward threshold or after a
+    million steps. The defaults of `workers` and `envs` are 0 (sample in this process) and 8, or RLlib's for
+    `rllib:NAME`. `callbacks` are called during training: see `fever.training.callbacks`. `settings` are the
+    algorithm's, as listed by `fever config ALGO`.
+
+    Raises `fever.errors.FeverError` for wrong input, and leaves nothing on disk then; `fever.errors.TrainingError` if
+    training fails.
     """
     from fever.config import RunConfig, validate
     from fever.envs.source import EnvSource
@@ -58,7 +60,8 @@ def train(
 
 
 def load(run: str | Path, checkpoint: str = "best", runs: str | Path = "runs") -> Policy | RllibPolicy:
-    """The policy of a run: `load(run).act(observation)`. `checkpoint` is `best`, `last` or an iteration's number."""
+    """Load the policy of a run, for `load(run).act(observation)`. `checkpoint` is `best`, `last` or the number of an
+    iteration. Raises `fever.errors.FeverError` if there is no such run or checkpoint."""
     from fever.runs.run import Run
 
     return Run.open(run, runs).checkpoint(checkpoint).policy()

@@ -1,4 +1,4 @@
-"""What configurations are read from: times, texts and files of YAML, bounds."""
+"""Reading configurations: durations, assignments, YAML files, bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the options of `train` and `tune` mean together: files of both kinds, words of old, ranges."""
+"""Configurations from the options of `train` and `tune`: files of both kinds, options of RLlib, ranges."""
 
 from __future__ import annotations
 
