@@ -1,4 +1,4 @@
-"""Small files of a run directory: whole or absent, JSON, and lines of JSON that grow while others read them."""
+"""Files of a run directory: atomic writes, JSON, and JSON-lines files that are read while they grow."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from typing import Any, TextIO
 
 from fever.errors import FeverError
 
-TAIL = 1 << 16  # bytes that are read at once from a file's end
+TAIL = 1 << 16  # bytes read at once from the end of a file
 
 
 def write_whole(path: Path, text: str, mode: int = 0o644, lasting: bool = False) -> None:
-    """Write a file that is there whole or not at all, whoever else writes it on whichever machine; with `lasting` also
-    if this machine loses its power."""
+    """Write a file atomically, also against writers on other machines; with `lasting`, flushed to disk first."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
         file.write(text)
@@ -30,7 +29,7 @@ def write_whole(path: Path, text: str, mode: int = 0o644, lasting: bool = False)
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a whole file or nothing."""
+    """Write a file atomically and flush it to disk."""
     write_whole(path, text, lasting=True)
 
 
@@ -52,7 +51,7 @@ def flush_to_disk(path: Path) -> None:
 
 
 def open_to_append(path: Path) -> TextIO:
-    """Open a file of lines to add more; one that a kill has cut short is ended, and does not spoil the next."""
+    """Open a file of lines to append to; a last line that a kill cut short is ended with a newline."""
     file = open(path, "a+b")  # noqa: SIM115 - the caller closes it
     if file.seek(0, os.SEEK_END):
         file.seek(-1, os.SEEK_END)
@@ -62,7 +61,7 @@ def open_to_append(path: Path) -> TextIO:
 
 
 def last_line(path: Path) -> dict[str, Any]:
-    """The last whole row of a JSON-lines file, or nothing."""
+    """The last complete row of a JSON-lines file; empty if there is none."""
     if not path.is_file():
         return {}
     with open(path, "rb") as file:
@@ -72,14 +71,14 @@ def last_line(path: Path) -> dict[str, Any]:
             start = file.seek(start - length)
             tail = file.read(length) + tail
             lines = tail.split(b"\n")
-            for line in reversed(lines[1:] if start else lines):  # the first one may begin before
+            for line in reversed(lines[1:] if start else lines):  # the first line may start in the part before
                 with suppress(ValueError):
                     return json.loads(line)
     return {}
 
 
 def newest(rows: Iterable[dict[str, Any]], number: str) -> list[dict[str, Any]]:
-    """Rows in the order of their numbers: one that was made again replaces the old one, and all that came after it."""
+    """Rows in increasing order of `number`: a repeated number replaces the old row and all that followed it."""
     kept: list[dict[str, Any]] = []
     for row in rows:
         while kept and kept[-1][number] >= row[number]:

@@ -1,4 +1,4 @@
-"""Signals: when Ctrl-C, SIGTERM and SIGUSR1 may interrupt, and when they wait."""
+"""When Ctrl-C, SIGTERM and SIGUSR1 interrupt at once, and when they are deferred."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Interrupts:
 
     def __init__(self, notice: Callable[[], None] = lambda: None, held: bool = False) -> None:
         self.notice = notice
-        self.impatient = False  # whether a second Ctrl-C cuts what the first one waits for
+        self.impatient = False  # whether a second Ctrl-C interrupts at once
         self.shielded = held
         self.pending = self.told = False
         self.reason = "interrupted"  # or "limit": SIGUSR1, with which schedulers announce the end of a job's time
@@ -51,14 +51,14 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def check(self) -> None:
-        """Raise what has waited."""
+        """Raise KeyboardInterrupt if a signal was deferred."""
         if self.pending:
             self.pending = False
             raise KeyboardInterrupt
 
     @contextmanager
     def shield(self) -> Iterator[None]:
-        """Let signals wait until the outermost shield is left."""
+        """Defer signals until the outermost shield is left."""
         outer, self.shielded = self.shielded, True
         try:
             yield
@@ -69,7 +69,7 @@ class Interrupts:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Let signals through, also one that has waited."""
+        """Let signals interrupt, including a deferred one."""
         outer, self.shielded = self.shielded, False
         try:
             self.check()
@@ -82,20 +82,20 @@ IN_FORCE: ContextVar[Interrupts | None] = ContextVar("interrupts", default=None)
 
 
 def cuttable() -> AbstractContextManager[None]:
-    """What a signal may cut short although this thread's `Interrupts` hold it back elsewhere."""
+    """A block that signals may interrupt, although this thread's `Interrupts` defer them elsewhere."""
     interrupts = IN_FORCE.get()
     return nullcontext() if interrupts is None else interrupts.open()
 
 
 def uncut() -> AbstractContextManager[None]:
-    """What no signal may cut short, inside `cuttable`."""
+    """A block inside `cuttable` that no signal interrupts."""
     interrupts = IN_FORCE.get()
     return nullcontext() if interrupts is None else interrupts.shield()
 
 
 @contextmanager
 def signals_interrupt() -> Iterator[None]:
-    """A closed terminal or `kill` interrupts as Ctrl-C does, so that nothing is left running."""
+    """Make SIGTERM and SIGHUP raise KeyboardInterrupt as Ctrl-C does, so that cleanup runs."""
 
     def interrupt(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
@@ -106,7 +106,7 @@ def signals_interrupt() -> Iterator[None]:
 
 @contextmanager
 def signals_wait(say: Callable[[str], None]) -> Iterator[None]:
-    """Nothing interrupts what removes things that cost money."""
+    """Defer all signals while resources that cost money are removed."""
 
     def wait(number: int, frame: Any) -> None:
         say("still removing what was made; please wait")

@@ -1,4 +1,4 @@
-"""This machine: cores and memory that this process may use, and processes that it starts and ends. Linux's /proc.
+"""This machine: cores and memory that this process may use, and child processes. Reads Linux's /proc.
 
 Standard library only: it is also sent to SSH hosts.
 """
@@ -16,12 +16,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-STOP_SECONDS = 4.0  # for Ray to end by itself,
-FAMILY_SECONDS = 0.5  # and for its agents, which look every few seconds whether it still lives
+STOP_SECONDS = 4.0  # for Ray to exit after SIGTERM
+FAMILY_SECONDS = 0.5  # for its child processes to exit after it
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Cores of this machine that this process may use, by its affinity and by the quotas of its control groups."""
+    """Number of cores this process may use: limited by CPU affinity and by the quotas of its control groups."""
     found = [len(os.sched_getaffinity(0))]
     for folder, older in control_groups("cpu", root).items():
         with suppress(OSError, ValueError):  # no such folder, or "max": no quota
@@ -35,8 +35,7 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def control_groups(controller: str, root: Path = Path("/")) -> dict[Path, bool]:
-    """Folders of the control groups that this process is in; true for those of version 1, where every controller has a
-    hierarchy of its own."""
+    """Folders of this process's control groups -> whether they are of version 1 (a hierarchy per controller)."""
     unified, own = root / "sys/fs/cgroup", root / "sys/fs/cgroup" / controller
     folders = {unified: False, own: True}
     with suppress(OSError, ValueError):
@@ -51,7 +50,7 @@ def control_groups(controller: str, root: Path = Path("/")) -> dict[Path, bool]:
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
-    """Bytes that this process may still take, by the machine and by its control groups; None where nobody says."""
+    """Bytes that this process may still allocate: limited by the machine and its control groups; None if unknown."""
     found = []
     with suppress(OSError, ValueError, KeyError):
         rows = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
@@ -63,12 +62,12 @@ def free_memory(root: Path = Path("/")) -> int | None:
         with suppress(OSError, ValueError, KeyError):  # no such folder, or "max": no limit
             limit, usage = (int((folder / name).read_text()) for name in names[:2])
             counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            found.append(max(limit - usage + int(counts[names[2]]), 0))  # what is only cached can be had
+            found.append(max(limit - usage + int(counts[names[2]]), 0))  # file cache can be reclaimed
     return min(found, default=None)
 
 
 def age() -> float:
-    """Seconds since this process began, perhaps as the shell that it has replaced."""
+    """Seconds since this process started, including the time as a shell that exec'ed it."""
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     return float(Path("/proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
 
@@ -84,7 +83,7 @@ def start(command: list[str], environ: Mapping[str, str], **more: Any) -> subpro
 
 
 def end(process: subprocess.Popen[bytes], seconds: float = STOP_SECONDS) -> list[str]:
-    """End a program and all that came from it: politely, then not. Touches no other process.
+    """End a process and its descendants: SIGTERM, then SIGKILL.
 
     Returns the names of those that had to be killed.
     """
@@ -106,7 +105,7 @@ def end(process: subprocess.Popen[bytes], seconds: float = STOP_SECONDS) -> list
 
 
 def exit_code(returncode: int) -> int:
-    """What a shell would say of a process: 128 and the signal's number, if one has ended it."""
+    """The exit code as shells report it: 128 + the signal's number, if a signal ended the process."""
     return returncode if returncode >= 0 else 128 - returncode
 
 
@@ -116,12 +115,12 @@ def adopt_orphans() -> None:
 
 
 def end_orphans() -> None:
-    """Kill whatever came from this process and still runs, simulators whose worker died among them."""
+    """Kill all descendants of this process that still run, such as simulators whose worker died."""
     _kill(descendants(os.getpid()))
 
 
 def _kill(family: Mapping[int, str]) -> list[str]:
-    """Kill those that still run; returns their names."""
+    """Kill the processes that still run; returns their names."""
     killed = []
     for pid, start in family.items():
         with suppress(OSError):
@@ -132,7 +131,7 @@ def _kill(family: Mapping[int, str]) -> list[str]:
 
 
 def descendants(pid: int) -> dict[int, str]:
-    """All processes that came from this one, with their starting times, by which a number used again is told apart."""
+    """Descendants of a process: pid -> start time, which tells a reused pid apart."""
     children: dict[int, list[int]] = {}
     starts: dict[int, str] = {}
     for entry in Path("/proc").iterdir():
@@ -149,18 +148,18 @@ def descendants(pid: int) -> dict[int, str]:
 
 
 def alive(pid: int, began: str) -> bool:
-    """Whether a process still runs, and its number is not another's by now."""
+    """Whether a process still runs, and its pid was not reused."""
     fields = _stat(pid)
     return bool(fields) and fields[19] == began and fields[0] != "Z"
 
 
 def began(pid: int) -> str:
-    """When a process started, as `alive` wants to know it; empty if there is none."""
+    """The start time of a process, for `alive`; empty if it does not exist."""
     return (_stat(pid) or [""] * 20)[19]
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat behind the command's name: state, parent, ...; the 20th is the starting time."""
+    """The fields of /proc/PID/stat after the command name: state, parent, ...; the 20th is the start time."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

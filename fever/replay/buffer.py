@@ -1,7 +1,7 @@
 """The replay buffer: a ring of transitions that point into a ring of frames. NumPy only: no JAX, no Ray.
 
-Every observation is stored once, however many transitions name it, and a stack of frames is put together only when it
-is sampled. With priorities, a tree of sums draws transitions in proportion to them (Schaul et al. 2016).
+Every observation is stored once, however many transitions refer to it, and frames are stacked only when sampled. With
+priorities, a sum tree samples transitions in proportion to them (Schaul et al. 2016).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from fever.errors import FeverError
 from fever.replay.sum_tree import SumTree, pieces
 from fever.system import free_memory
 
-PRIORITY_FLOOR = 1e-6  # added to every |TD error|, so that nothing is forgotten for good
-REDRAWS = 16  # uniform draws in the place of dead transitions before the living are counted out
+PRIORITY_FLOOR = 1e-6  # added to every |TD error|, so that every transition can be sampled
+REDRAWS = 16  # attempts to replace dead transitions by uniform draws, before the living ones are listed
 
 
 def write(ring: np.ndarray, start: int, rows: np.ndarray) -> None:
-    """Put rows into a ring from place `start` on, going on at its beginning after its end."""
+    """Write rows into a ring from slot `start`, wrapping around at the end."""
     for place, piece in pieces(start, len(rows), len(ring)):
         ring[place] = rows[piece]
 
@@ -29,12 +29,12 @@ def write(ring: np.ndarray, start: int, rows: np.ndarray) -> None:
 class Transitions:
     """M transitions of one stream, and the K frames they need that were not sent before.
 
-    A frame is a vector, an image, or one image of a stack; it is sent once and then named by its number.
+    A frame is a vector, an image, or one image of a stack; it is sent once and then referred to by its number.
     """
 
-    stream: int  # who made them; frames are numbered within a stream, from 0, without gaps
+    stream: int  # its id; frames are numbered within a stream, from 0, without gaps
     first_frame: int  # number of frames[0]
-    oldest_frame: int  # the lowest frame number that a later block of this stream may still name
+    oldest_frame: int  # the lowest frame number that a later block of this stream may refer to
     frames: np.ndarray  # [K, *frame_shape]
     observations: np.ndarray  # int64 [M, stack], frame numbers, oldest of the stack first
     next_observations: np.ndarray  # int64 [M, stack]
@@ -46,7 +46,7 @@ class Transitions:
 
 @dataclass
 class Batch:
-    """Transitions drawn from a buffer, the first axis of every array being theirs."""
+    """Transitions sampled from a buffer; the first axis of every array is the transition."""
 
     observations: np.ndarray  # [count, *observation_shape]
     next_observations: np.ndarray  # [count, *observation_shape]
@@ -59,12 +59,12 @@ class Batch:
 
 @dataclass(frozen=True)
 class ReplaySpec:
-    """What a buffer holds. Every shard of a divided buffer has a spec of its own size: `capacity` is per shard."""
+    """Shapes and types of a buffer. With shards, `capacity` is that of one shard."""
 
     capacity: int  # transitions
     frame_shape: tuple[int, ...]
     frame_dtype: str
-    stack: int  # 1: a frame is the whole observation; more: so many frames along a new last axis are
+    stack: int  # frames per observation, along a new last axis; 1: a frame is the whole observation
     action_shape: tuple[int, ...]
     action_dtype: str
     prioritized: bool
@@ -72,7 +72,7 @@ class ReplaySpec:
 
     @property
     def frame_capacity(self) -> int:
-        """Frames held: a few more than transitions, since the ends of episodes are frames without a transition."""
+        """Number of frames: slightly more than transitions, because an episode's last frame starts no transition."""
         return int(self.capacity * 1.1) + 1000
 
     @property
@@ -93,7 +93,7 @@ class ReplaySpec:
 
     @property
     def bytes(self) -> int:
-        """Memory that the arrays of a full buffer take."""
+        """Bytes of the arrays of a full buffer."""
         rings = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in self.rings.values())
         return rings + (SumTree.bytes_for(self.capacity) if self.prioritized else 0)
 
@@ -101,19 +101,19 @@ class ReplaySpec:
 class ReplayBuffer:
     """The last `capacity` transitions. Transition number s is in slot s % capacity, frame number f in f % its ring.
 
-    A transition is dead once one of its frames was overwritten; it still takes its slot but is never sampled.
+    A transition is dead once one of its frames was overwritten; it still occupies its slot but is never sampled.
     """
 
     def __init__(self, spec: ReplaySpec) -> None:
         self.spec = spec
-        # Zeros cost no memory until they are written to.
+        # np.zeros takes no memory until it is written to.
         self.frames, self.pointers, self.oldest, self.actions, self.rewards, self.discounts = (
             np.zeros(shape, dtype) for shape, dtype in spec.rings.values()
         )
         self.tree = SumTree(spec.capacity) if spec.prioritized else None
         self.added = 0  # transitions ever added
         self.frames_added = 0
-        # For every stream the number of its first known frame, and the numbers here of that and all later ones.
+        # stream -> (number of its first known frame, numbers in this buffer of that frame and all later ones)
         self.streams: dict[int, tuple[int, np.ndarray]] = {}
 
     @property
@@ -139,7 +139,7 @@ class ReplayBuffer:
         return {"buffer_fill": self.fill, "priority_mean": self.priority_mean}
 
     def add(self, block: Transitions) -> int:
-        """Store a block and return how many transitions were added; those with frames never sent here are left out."""
+        """Store a block; returns how many transitions were added. Those with unknown frames are left out."""
         if len(block.rewards) > self.spec.capacity or len(block.frames) > self.spec.frame_capacity:
             raise ValueError(
                 f"a block of {len(block.rewards)} transitions and {len(block.frames)} frames does not fit into a "
@@ -163,8 +163,8 @@ class ReplayBuffer:
         return count
 
     def sample(self, rng: np.random.Generator, count: int) -> Batch:
-        """Draw living transitions, with replacement: in proportion to their priorities, or all alike without them."""
-        slots = self._draw_alike(rng, count) if self.tree is None else self._draw(self.tree, rng, count)
+        """Sample living transitions with replacement: in proportion to their priorities, or uniformly."""
+        slots = self._draw_uniform(rng, count) if self.tree is None else self._draw(self.tree, rng, count)
         mass = np.ones(count, np.float32)
         if self.tree is not None:
             mass = (self.tree.get(slots) * (self.size / self.tree.total)).astype(np.float32)
@@ -180,7 +180,7 @@ class ReplayBuffer:
         )
 
     def update(self, serials: np.ndarray, errors: np.ndarray) -> None:
-        """Give transitions `[M]` the priorities of new TD errors `[M]`; those no longer here are ignored."""
+        """Update the priorities of transitions `[M]` from new TD errors `[M]`; overwritten transitions are ignored."""
         if self.tree is None:
             return
         slots = serials % self.spec.capacity
@@ -190,7 +190,7 @@ class ReplayBuffer:
         self.tree.set(slots, self._priorities(errors))
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """For a checkpoint: views of what is filled, so to be written before anything is added."""
+        """Arrays for a checkpoint: views of the filled parts, to be written before anything is added."""
         frames = min(self.frames_added, self.spec.frame_capacity)
         arrays = {name: getattr(self, name)[: frames if name == "frames" else self.size] for name in self.spec.rings}
         if self.tree is not None:
@@ -198,7 +198,7 @@ class ReplayBuffer:
         return {**arrays, "counters": np.array([self.spec.capacity, self.added, self.frames_added])}
 
     def restore(self, arrays: dict[str, np.ndarray]) -> None:
-        """Become the buffer whose `arrays()` these are, except that no stream can be continued."""
+        """Restore what `arrays()` returned; streams cannot be continued."""
         expected = {name: (shape[1:], np.dtype(dtype)) for name, (shape, dtype) in self.spec.rings.items()}
         expected["counters"] = ((), np.dtype(np.int64))
         if self.tree is not None:
@@ -224,8 +224,8 @@ class ReplayBuffer:
             self.tree.set_range(0, arrays["priorities"])
 
     def _add_frames(self, block: Transitions) -> np.ndarray:
-        """Store the frames; return the numbers here of all frames that the block names `[M, 2, stack]`, or -1."""
-        if block.stream not in self.streams:  # the time to forget those that ended long ago
+        """Store the frames; returns this buffer's numbers of all frames of the block `[M, 2, stack]`, -1 if unknown."""
+        if block.stream not in self.streams:  # a new stream: forget those whose frames are all overwritten
             first = self._first_frame()
             self.streams = {name: known for name, known in self.streams.items() if known[1].max(initial=-1) >= first}
         write(self.frames, self.frames_added % self.spec.frame_capacity, block.frames)
@@ -258,7 +258,7 @@ class ReplayBuffer:
         return priorities
 
     def _draw(self, tree: SumTree, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Living slots `[count]` in proportion to their priorities; the dead found on the way lose theirs."""
+        """Living slots `[count]` in proportion to their priorities; dead slots that are drawn get priority zero."""
         self._check_any(tree.total > 0)
         slots = tree.sample(rng, count)
         while len(dead := np.flatnonzero(~self._alive(slots))):
@@ -267,8 +267,8 @@ class ReplayBuffer:
             slots[dead] = tree.find(rng.random(len(dead)) * tree.total)
         return slots
 
-    def _draw_alike(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Living slots `[count]`, each as likely as any other."""
+    def _draw_uniform(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """Living slots `[count]`, uniformly."""
         self._check_any(self.size > 0)
         slots = rng.integers(0, self.size, count)
         for _ in range(REDRAWS):
@@ -289,15 +289,15 @@ class ReplayBuffer:
         if self.spec.stack == 1:
             return self.frames.take(pointers[:, 0], axis=0)
         observations = np.empty((len(pointers), *self.spec.observation_shape), self.frames.dtype)
-        for place, column in enumerate(pointers.T):  # four times faster than gathering first and then turning
+        for place, column in enumerate(pointers.T):  # four times faster than gathering and then transposing
             observations[..., place] = self.frames.take(column, axis=0)
         return observations
 
 
 def check_memory(spec: ReplaySpec, shards: int, available: int | None = None) -> None:
-    """Refuse a buffer of `shards` times `spec` that does not fit into `available` bytes (default: what is free now).
+    """Raise FeverError if `shards` buffers of this spec do not fit into `available` bytes (default: free memory).
 
-    The message counts the transitions of all shards together.
+    The message gives the transitions of all shards together.
     """
     available = free_memory() if available is None else available
     if available is None or shards * spec.bytes <= available:

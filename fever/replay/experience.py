@@ -1,7 +1,7 @@
-"""Experience for learning from replay: explorers fill buffers, a learner draws from them, at a ratio that is held.
+"""Experience replay: explorers fill a buffer and a learner draws from it, at a fixed ratio.
 
-`LocalExperience` does both by turns in this process, deterministic under a seed; `RayExperience` in `shards.py` runs
-explorers and shards of the buffer all at once. A learner calls the same four methods on either.
+`LocalExperience` alternates both in this process, deterministic under a seed. `RayExperience` in `shards.py` runs
+explorers and shards of the buffer concurrently. Both have the same interface, `Experience`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from fever.sampling.spec import Report, SamplerSpec
 from fever.signals import uncut
 from fever.text import format_bytes
 
-BUFFER_STREAM = 2**32 - 2  # of random numbers, where samplers have their worker's index and the learner its own
+BUFFER_STREAM = 2**32 - 2  # random stream of the buffer, in the place of a worker's index
 
 
 @dataclass(frozen=True)
 class ExperienceSpec:
-    """All that experience is made of; sent to workers and shards."""
+    """Everything that experience is made from; sent to workers and shards."""
 
     sampler: SamplerSpec
     observation: Description
@@ -39,28 +39,28 @@ class ExperienceSpec:
     exploration: Exploration
     replay: ReplaySpec  # of one shard
     shards: int
-    keep: bool  # whether `save` does
+    keep: bool  # whether `save` writes the buffer
     draw: int  # transitions in one draw
     ratio: float  # transitions drawn for each one added
     warmup: int  # transitions added before the first draw
 
     @property
     def steps_between_draws(self) -> int:
-        """Steps of each environment that one draw is owed for, in one process."""
+        """Steps of each environment per draw that keep the ratio, in one process."""
         return max(1, math.ceil(self.draw / (self.ratio * self.sampler.envs)))
 
 
 @dataclass
 class Draw:
-    """What a learner learns from in one call."""
+    """Transitions for one call of the learner."""
 
     batch: Batch
     shard: int = 0
-    life: int = 0  # of the shard, which counts its replacements
+    life: int = 0  # how often the shard had been replaced
 
 
 class Experience(Pool):
-    """What a learner from replay sees."""
+    """What a learner sees of explorers and replay buffer."""
 
     def __init__(self, spec: ExperienceSpec) -> None:
         self.spec = spec
@@ -74,27 +74,27 @@ class Experience(Pool):
         self.description = f"replay buffer: {capacity:,} transitions{parts}, {size} when full"
 
     def publish(self, params: Params, version: int, epsilons: np.ndarray) -> None:
-        """Let workers act with these weights from now on, and explorer i at random with probability `epsilons[i]`."""
+        """Use these weights from the next call on; explorer i acts at random with probability `epsilons[i]`."""
         raise NotImplementedError
 
     def draw(self) -> Draw | None:
-        """The next transitions to learn from; None after a while without any, because there are too few yet."""
+        """The next transitions to learn from; None if there are not enough yet."""
         raise NotImplementedError
 
     def update(self, draw: Draw, errors: np.ndarray) -> None:
-        """New priorities for the transitions of a draw."""
+        """Update the priorities of a draw's transitions from TD errors."""
         raise NotImplementedError
 
     def measure(self) -> dict[str, float]:
-        """What is in the buffer, for the metrics."""
+        """Metrics of the buffer."""
         raise NotImplementedError
 
     def owed(self) -> float:
-        """Transitions that the ratio allows to be drawn beyond those that were."""
+        """Transitions that may still be drawn at this ratio."""
         return self.spec.ratio * (self.added - self.spec.warmup) - self.drawn
 
     def take_reports(self) -> list[Report]:
-        """What workers did since the last call."""
+        """Reports of the workers since the last call."""
         taken, self.reports = self.reports, []
         return taken
 
@@ -116,7 +116,7 @@ class LocalExperience(Experience):
     def draw(self) -> Draw | None:
         if self.owed() < self.spec.draw:
             block, report = self.explorer.explore(self.params, self.version, self.epsilons, self.steps)
-            with uncut():  # it is saved when a signal has cut exploring short
+            with uncut():  # an interrupted run saves the buffer, which must be consistent
                 self.added += self.buffer.add(block)
             self.reports.append(report)
         if self.owed() < self.spec.draw or not self.buffer.size:
@@ -143,9 +143,9 @@ class LocalExperience(Experience):
 
 
 def save_shards(folder: Path, shards: Iterable[dict[str, np.ndarray]], count: int, added: int, drawn: int) -> None:
-    """Write so many buffers into a folder, one after the other; the counters go with them.
+    """Write `count` buffers and the counters into a folder, one buffer at a time.
 
-    If one of them does not come, the folder stays as it was: files get their names when all are written.
+    If one fails, the folder stays as it was: files are renamed when all are written.
     """
     from safetensors.numpy import save_file
 
@@ -157,13 +157,13 @@ def save_shards(folder: Path, shards: Iterable[dict[str, np.ndarray]], count: in
         for partial in partials:
             arrays = next(waiting) | counters
             save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, partial)
-            del arrays  # before the next one comes
+            del arrays  # before the next one is loaded
         for index, partial in enumerate(partials):
             partial.replace(folder / f"shard-{index}.safetensors")
     except BaseException:
         for partial in partials:
             partial.unlink(missing_ok=True)
-        with suppress(OSError):  # it has files of before
+        with suppress(OSError):  # it holds older files
             folder.rmdir()
         raise
     size = sum(file.stat().st_size for file in folder.iterdir())
@@ -171,7 +171,7 @@ def save_shards(folder: Path, shards: Iterable[dict[str, np.ndarray]], count: in
 
 
 def load_shards(folder: Path, count: int) -> tuple[list[dict[str, np.ndarray]], int, int]:
-    """What `save_shards` wrote: buffers, transitions added and drawn."""
+    """Read what `save_shards` wrote: buffers, transitions added, transitions drawn."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 

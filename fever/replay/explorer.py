@@ -1,4 +1,4 @@
-"""The sampler for learning from replay: n-step transitions with first priorities. NumPy only: no JAX, no Ray."""
+"""The sampler for learning from replay: n-step transitions with initial priorities. NumPy only: no JAX, no Ray."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from fever.sampling.spec import Report, SamplerSpec
 
 @dataclass(frozen=True)
 class Exploration:
-    """How explorers act, and what they make of it."""
+    """How explorers act, and how transitions are made."""
 
     n_step: int  # rewards in a transition
     gamma: float
     explorers: int  # environments of all workers together
     greedy: bool  # act with the distribution's mode (action values) or with a sample (a stochastic policy)
     clip_rewards: bool  # learn from the sign of rewards (Mnih et al. 2015); returns are reported as they are
-    prioritized: bool  # compute first priorities
+    prioritized: bool  # compute initial priorities
 
 
 class Explorer(Runner):
     """Steps N environments and turns the stream into transitions over n steps.
 
-    A transition goes out once the n steps after it are known, which may be in a later call: rows that are not ripe are
-    carried over. Its window ends with its episode: after a termination nothing is bootstrapped from, after a truncation
-    the episode's true last observation is.
+    A transition is sent once the n steps after it are known, which may be in a later call: incomplete rows are carried
+    over. Its window ends with its episode: a termination is not bootstrapped from, a truncation is, from the episode's
+    last observation.
     """
 
     def __init__(
@@ -56,7 +56,9 @@ class Explorer(Runner):
         `epsilons[i]`; the episodes of the greedier half count in the mean return."""
         begin = perf_counter()
         spec, steps = self.spec, steps or self.spec.steps
-        first = spec.worker_index * spec.envs % len(epsilons)  # workers that joined later begin again with the ladder
+        first = (
+            spec.worker_index * spec.envs % len(epsilons)
+        )  # workers that joined later start again at the first epsilon
         mine = epsilons[first : first + spec.envs]
         before = self.steps_taken
         trajectory = self._run(params, steps, self._chooser(mine, steps))
@@ -79,7 +81,7 @@ class Explorer(Runner):
         return block, Report(int(trajectory.valid.sum()), episodes, spec.worker_index, version, seconds, self.host)
 
     def _chooser(self, epsilons: np.ndarray, steps: int) -> Callable[[int, np.ndarray], np.ndarray]:
-        """What chooses actions in each of the next T steps: the policy, or now and then chance."""
+        """The function that chooses actions in each of the next T steps: by the policy, or at random."""
         distribution, leading = self.distribution, (steps, self.spec.envs)
         random: np.ndarray = self.rng.random(leading) < epsilons
         explores = [bool(row.any()) for row in random]
@@ -92,7 +94,7 @@ class Explorer(Runner):
             action = distribution.mode(outputs) if noise is None else distribution.sample(outputs, noise[t])
             if explores[t]:
                 drawn = uniform[t]
-                if even is not None:  # chance keeps to the mask, too
+                if even is not None:  # random actions respect the action mask as well
                     drawn = distribution.sample(np.where(outputs == FORBIDDEN, outputs, np.float32(0)), even[t])
                 np.copyto(action, drawn, where=random[t, :, None])
             return action
@@ -114,7 +116,7 @@ class Explorer(Runner):
         return {"frames": frames, "reached": reached}
 
     def _values(self, trajectory: Trajectory, params: Params) -> dict[str, np.ndarray]:
-        """What first priorities need, `[T, N]`: the value of the action, of the best one, and (NaN elsewhere) of the
+        """What initial priorities need, `[T, N]`: the value of the action, of the best one, and (NaN elsewhere) of the
         last observation of a truncated episode whose environment is reset already."""
         outputs, actions = trajectory.outputs, trajectory.actions
         last = np.full(outputs.shape[:2], np.nan, np.float32)
@@ -128,13 +130,13 @@ class Explorer(Runner):
         return {"chosen": np.take_along_axis(outputs, actions, axis=2)[..., 0], "best": outputs.max(2), "last": last}
 
     def _send(self, frames: np.ndarray) -> np.ndarray:
-        """Have these frames `[K, ...]` sent with the next transitions; returns their numbers `[K]`."""
+        """Queue frames `[K, ...]` to be sent with the next transitions; returns their numbers `[K]`."""
         self.frames.append(frames)
         self.frame_count += len(frames)
         return np.arange(self.frame_count - len(frames), self.frame_count)
 
     def _look(self, observations: np.ndarray, first: np.ndarray) -> None:
-        """Move the window on to these observations `[N, ...]`: one new frame each, all of them where one begins."""
+        """Advance the window to these observations `[N, ...]`: one new frame each, all where an episode begins."""
         if self.stack == 1:
             self.window = self._send(observations)[:, None]
             return
@@ -151,39 +153,39 @@ class Explorer(Runner):
         return np.append(self.window[index, 1:], newest)
 
     def _transitions(self, fresh: dict[str, np.ndarray]) -> Transitions:
-        """Join the rows `[T, N]` of this call to those carried over; what is ripe goes out."""
+        """Join the rows `[T, N]` of this call to those carried over; returns the complete transitions."""
         n, gamma = self.exploration.n_step, self.exploration.gamma
         rows = {name: np.concatenate([self.carried.get(name, array[:0]), array]) for name, array in fresh.items()}
         length, count = rows["rewards"].shape
-        ripe = max(0, length - n)  # rows whose n steps, and the value behind them, are known
-        rewards = np.zeros((ripe, count), np.float32)
-        power = np.ones((ripe, count), np.float32)
-        end = np.zeros((ripe, count), np.int64)  # last row of each window
-        alive = np.ones((ripe, count), bool)
+        complete = max(0, length - n)  # rows whose n steps, and the value behind them, are known
+        rewards = np.zeros((complete, count), np.float32)
+        power = np.ones((complete, count), np.float32)
+        end = np.zeros((complete, count), np.int64)  # last row of each window
+        alive = np.ones((complete, count), bool)
         for k in range(n):
-            rewards += np.where(alive, np.float32(gamma**k) * rows["rewards"][k : k + ripe], np.float32(0))
-            end = np.where(alive, np.arange(k, k + ripe)[:, None], end)
+            rewards += np.where(alive, np.float32(gamma**k) * rows["rewards"][k : k + complete], np.float32(0))
+            end = np.where(alive, np.arange(k, k + complete)[:, None], end)
             power = np.where(alive, np.float32(gamma ** (k + 1)), power)
-            alive &= ~rows["ended"][k : k + ripe]
+            alive &= ~rows["ended"][k : k + complete]
         columns = np.arange(count)
         discounts = np.where(rows["terminated"][end, columns], np.float32(0), power)
         values = np.where(
             np.isnan(rows["last"][end, columns]), rows["best"][end + 1, columns], rows["last"][end, columns]
         )
-        keep = rows["valid"][:ripe]
-        self.carried = {name: array[ripe:] for name, array in rows.items()}
+        keep = rows["valid"][:complete]
+        self.carried = {name: array[complete:] for name, array in rows.items()}
         new = np.concatenate(self.frames)
         block = Transitions(
             stream=self.spec.generation << 20 | self.spec.worker_index,
             first_frame=self.frame_count - len(new),
             oldest_frame=int(min(self.window.min(), self.carried["frames"].min(initial=self.frame_count))),
             frames=new,
-            observations=rows["frames"][:ripe][keep],
+            observations=rows["frames"][:complete][keep],
             next_observations=rows["reached"][end, columns][keep],
-            actions=rows["actions"][:ripe][keep],
+            actions=rows["actions"][:complete][keep],
             rewards=rewards[keep],
             discounts=discounts[keep],
-            priorities=np.abs(rewards + discounts * values - rows["chosen"][:ripe])[keep],
+            priorities=np.abs(rewards + discounts * values - rows["chosen"][:complete])[keep],
         )
         self.frames = []
         return block

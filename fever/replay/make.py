@@ -13,8 +13,8 @@ from fever.system import free_memory
 
 
 def _check_shards(spec: ReplaySpec, shards: int) -> None:
-    """Refuse shards that do not fit into the memory of machines like this one, over which Ray spreads them."""
-    fullest = math.ceil(shards / len(machines_in_reach()))  # shards on the machine that has most of them
+    """Raise FeverError if the shards do not fit into memory, spread over machines like this one."""
+    fullest = math.ceil(shards / len(machines_in_reach()))  # most shards on one machine
     free = free_memory() if fullest < shards else None
     check_memory(spec, shards, None if free is None else free * shards // fullest)
 

@@ -9,10 +9,10 @@ import numpy as np
 
 
 class SumTree:
-    """Priorities of `capacity` slots, not negative and at first zero, and the sums of groups of them.
+    """Non-negative priorities of `capacity` slots, initially zero, and sums over groups of them.
 
-    Every number of a level is the sum of `FAN_OUT` of the level below, always added up anew, so that no error builds
-    up. The levels end where `TOP` numbers or fewer are left: those are searched by their running sums.
+    Every number of a level is the sum of `FAN_OUT` numbers of the level below. Sums are recomputed, never adjusted, so
+    rounding errors do not accumulate. The top level has at most `TOP` numbers and is searched by its cumulative sums.
     """
 
     FAN_OUT = 8
@@ -22,7 +22,7 @@ class SumTree:
         self.capacity = capacity
         self.levels = [np.zeros(size) for size in self.sizes(capacity)]  # slots first, padded to whole groups
         self.groups = [level.reshape(-1, self.FAN_OUT) for level in self.levels[:-1]]
-        self.running = np.zeros(len(self.levels[-1]) + 1)  # sums of the top level up to each place, from 0 on
+        self.running = np.zeros(len(self.levels[-1]) + 1)  # cumulative sums of the top level, starting with 0
         self.stale = False  # `running` is older than the top level
 
     @classmethod
@@ -50,7 +50,7 @@ class SumTree:
         return self.levels[0].take(indices)
 
     def set(self, indices: np.ndarray, priorities: np.ndarray | float) -> None:
-        """Give slots `[M]` new priorities `[M]`; where a slot occurs more than once, the last one counts."""
+        """Set the priorities `[M]` of slots `[M]`; if a slot occurs more than once, the last priority counts."""
         self.levels[0][indices] = priorities
         for groups, above in zip(self.groups, self.levels[1:], strict=True):
             indices = indices // self.FAN_OUT
@@ -58,7 +58,7 @@ class SumTree:
         self.stale = True
 
     def set_range(self, start: int, priorities: np.ndarray) -> None:
-        """Give the M slots from `start` on new priorities `[M]`, going on with slot 0 after the last one."""
+        """Set the priorities `[M]` of M consecutive slots from `start`, wrapping around at the end."""
         for place, rows in pieces(start, len(priorities), self.capacity):
             self.levels[0][place] = priorities[rows]
             low, high = place.start, place.stop
@@ -74,7 +74,7 @@ class SumTree:
         nodes = running[1:].searchsorted(values, side="right")
         values -= running.take(nodes)
         columns = np.arange(len(values))
-        sums = np.zeros((self.FAN_OUT + 1, len(values)))  # of each group up to each member, from 0 on
+        sums = np.zeros((self.FAN_OUT + 1, len(values)))  # cumulative sums of each group, starting with 0
         for groups in reversed(self.groups):
             sums[1:] = groups.take(nodes, axis=0).T
             for one, following in pairwise(sums[1:]):  # twice as fast as cumsum
@@ -88,7 +88,7 @@ class SumTree:
         return nodes
 
     def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Slots `[count]` in proportion to their priorities, one from each of `count` equal parts of the total."""
+        """Slots `[count]` by priority, stratified: one from each of `count` equal parts of the total."""
         return self.find((np.arange(count) + rng.random(count)) * (self.total / count))
 
     def _running(self) -> np.ndarray:
@@ -109,7 +109,7 @@ def count_columns(flags: np.ndarray) -> np.ndarray:
 
 
 def pieces(start: int, count: int, capacity: int) -> Iterator[tuple[slice, slice]]:
-    """`count` places of a ring from `start` on as one or two slices, and the rows that belong to them."""
+    """`count` consecutive slots of a ring from `start`, as one or two slices, each with the slice of rows for it."""
     if count > capacity:
         raise ValueError(f"{count} rows do not fit into a ring of {capacity}")
     before = min(count, capacity - start)
