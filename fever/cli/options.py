@@ -18,22 +18,21 @@ from fever.errors import FeverError
 if TYPE_CHECKING:
     from fever.config import RunConfig
 
+
+def _option(kind: Any, help: str, *names: str, **more: Any) -> Any:
+    return Annotated[kind | None, typer.Option(*names, help=help, **more)]
+
+
 STOP = {  # when a run ends
-    "stop_reward": Annotated[float | None, typer.Option(help="Stop at this mean return over the last episodes.")],
-    "stop_steps": Annotated[int | None, typer.Option(help="Stop after this many environment steps.")],
-    "stop_time": Annotated[str | None, typer.Option(help="Stop after this time: 90s, 10m, 2h.")],
-    "stop_iterations": Annotated[int | None, typer.Option(help="Stop after this many training iterations.")],
-    "stop_window": Annotated[
-        int | None, typer.Option(help="Number of episodes that the mean return is taken over.  \\[default: 20]")
-    ],
+    "stop_reward": _option(float, "Stop at this mean return over the last episodes."),
+    "stop_steps": _option(int, "Stop after this many environment steps."),
+    "stop_time": _option(str, "Stop after this time: 90s, 10m, 2h."),
+    "stop_iterations": _option(int, "Stop after this many training iterations."),
+    "stop_window": _option(int, "Number of episodes that the mean return is taken over.  \\[default: 20]"),
 }
 CHECKPOINTS = {
-    "checkpoint_every": Annotated[
-        str | None, typer.Option(help="Time between checkpoints: 30s, 10m.  \\[default: 10s]")
-    ],
-    "checkpoint_keep": Annotated[
-        int | None, typer.Option(help="Number of latest checkpoints to keep, besides the best.  \\[default: 3]")
-    ],
+    "checkpoint_every": _option(str, "Time between checkpoints: 30s, 10m.  \\[default: 10s]"),
+    "checkpoint_keep": _option(int, "Number of latest checkpoints to keep, besides the best.  \\[default: 3]"),
 }
 RUN = {  # what is trained
     "env": Annotated[
@@ -51,36 +50,24 @@ RUN = {  # what is trained
             autocompletion=completion.settings,
         ),
     ],
-    "algo": Annotated[
-        str | None,
-        typer.Option(
-            help="Algorithm, or one of RLlib's such as rllib:SAC.  \\[default: ppo]",
-            autocompletion=completion.algorithms,
-        ),
-    ],
-    "workers": Annotated[
-        str | None,
-        typer.Option(
-            help="Sampler processes; 0: this process, auto: measure, all: one per core.  \\[default: 0; with --on: all]"
-        ),
-    ],
-    "envs": Annotated[int | None, typer.Option(help="Environments per worker.  \\[default: 8]")],
-    "seed": Annotated[int | None, typer.Option(help="Seed that all random streams are derived from.  \\[default: 0]")],
-    "env_kwargs": Annotated[str | None, typer.Option(help="The environment's keyword arguments, as a JSON object.")],
+    "algo": _option(
+        str,
+        "Algorithm, or one of RLlib's such as rllib:SAC.  \\[default: ppo]",
+        autocompletion=completion.algorithms,
+    ),
+    "workers": _option(
+        str, "Sampler processes; 0: this process, auto: measure, all: one per core.  \\[default: 0; with --on: all]"
+    ),
+    "envs": _option(int, "Environments per worker.  \\[default: 8]"),
+    "seed": _option(int, "Seed that all random streams are derived from.  \\[default: 0]"),
+    "env_kwargs": _option(str, "The environment's keyword arguments, as a JSON object."),
     **STOP,
     **CHECKPOINTS,
-    "runs": Annotated[
-        str | None, typer.Option(envvar="FEVER_RUNS", help="Folder of run directories.  \\[default: runs]")
-    ],
-    "name": Annotated[str | None, typer.Option(help="Name of the run directory.")],
-    "device": Annotated[str | None, typer.Option(help="Where the learner runs: auto, cpu or gpu.  \\[default: auto]")],
-    "gpus_per_worker": Annotated[
-        float | None, typer.Option(help="Share of a GPU for each worker's environments.  \\[default: 0]")
-    ],
-    "file": Annotated[
-        str | None,
-        typer.Option("-f", "--file", help="YAML file with any of these, or a file of the former `rllib train`."),
-    ],
+    "runs": _option(str, "Folder of run directories.  \\[default: runs]", envvar="FEVER_RUNS"),
+    "name": _option(str, "Name of the run directory."),
+    "device": _option(str, "Where the learner runs: auto, cpu or gpu.  \\[default: auto]"),
+    "gpus_per_worker": _option(float, "Share of a GPU for each worker's environments.  \\[default: 0]"),
+    "file": _option(str, "YAML file with any of these, or a file of the former `rllib train`.", "-f", "--file"),
 }
 FIELDS = {"stop_time": "seconds", "checkpoint_every": "checkpoint_seconds"}  # option -> field, if called differently
 
@@ -107,17 +94,11 @@ OLD = {  # options of the former `rllib train`, which tutorials still teach: und
     "ray_num_gpus": _hidden(int),
 }
 SEARCH = {  # further options of `tune`
-    "trials": Annotated[int | None, typer.Option(help="Number of trials.  \\[default: 20]")],
-    "method": Annotated[
-        str | None,
-        typer.Option("--search", help="How values are proposed: random, grid, optuna.  \\[default: random]"),
-    ],
-    "scheduler": Annotated[
-        str | None,
-        typer.Option(help="none; asha: end bad trials early; pbt: continue from good ones.  \\[default: none]"),
-    ],
-    "seeds": Annotated[int | None, typer.Option(help="Runs of every trial, with consecutive seeds.  \\[default: 1]")],
-    "parallel": Annotated[int | None, typer.Option(help="Trials at the same time.  \\[default: one for each core]")],
+    "trials": _option(int, "Number of trials.  \\[default: 20]"),
+    "method": _option(str, "How values are proposed: random, grid, optuna.  \\[default: random]", "--search"),
+    "scheduler": _option(str, "none; asha: end bad trials early; pbt: continue from good ones.  \\[default: none]"),
+    "seeds": _option(int, "Runs of every trial, with consecutive seeds.  \\[default: 1]"),
+    "parallel": _option(int, "Trials at the same time.  \\[default: one for each core]"),
 }
 
 
