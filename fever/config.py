@@ -60,6 +60,9 @@ COMMON_NAMES = {  # other libraries' name of a setting -> fever's; of several, t
     "batch_size": "minibatch batch minibatches", "minibatch_size": "minibatch batch minibatches",
     "clip_range": "clip", "clip_param": "clip", "clip_coef": "clip", "vf_coef": "value_coefficient",
     "ent_coef": "entropy_coefficient temperature", "max_grad_norm": "max_gradient_norm", "net_arch": "hidden",
+    "lambda_": "gae_lambda trace_decay", "num_epochs": "epochs", "entropy_coeff": "entropy_coefficient",
+    "vf_loss_coeff": "value_coefficient", "vf_clip_param": "value_clip", "clip_range_vf": "value_clip",
+    "target_network_update_freq": "target_updates", "target_update_interval": "target_updates",
     "grad_clip": "max_gradient_norm", "buffer_size": "buffer", "learning_starts": "warmup", "tau": "polyak",
     "n_envs": "--envs", "num_envs": "--envs", "num_workers": "--workers", "total_timesteps": "--stop-steps",
 }  # fmt: skip
