@@ -194,7 +194,10 @@ MISTAKES = {
     "unknown option": (["train", "CartPole-v1", "--sed", "3"], "--seed"),
     "workers": (["train", "CartPole-v1", "--workers", "some"], "--workers some: must be a whole number, auto or all"),
     "negative workers": (["train", "CartPole-v1", "--workers", "-1"], "--workers -1: must be 0 or more, auto or all"),
-    "time": (["train", "CartPole-v1", "--stop-time", "soon"], "--stop-time soon: "),
+    "time": (
+        ["train", "CartPole-v1", "--stop-time", "soon"],
+        "--stop-time soon: 'soon' is not a time; write 90s, 10m or 2h",
+    ),
     "device": (["train", "CartPole-v1", "--device", "gpu"], "JAX sees no GPU"),
     "name": (["train", "CartPole-v1", "--name", "a/b"], "letters, digits"),
     "nothing": (["train"], "fever train CartPole-v1"),
