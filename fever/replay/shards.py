@@ -27,7 +27,7 @@ from fever.policy import Params
 from fever.replay.buffer import Batch, ReplayBuffer, ReplaySpec
 from fever.replay.experience import BUFFER_STREAM, Draw, Experience, ExperienceSpec, load_shards, save_shards
 from fever.replay.explorer import Explorer
-from fever.sampling.ray_pool import BusyPool, WorkerActor, losses, reason_of
+from fever.sampling.ray_pool import ThreadedPool, loss_errors, reason_of
 from fever.sampling.spec import Report
 
 AHEAD = 2  # calls that an explorer, and draws that a shard, has in hand
@@ -36,21 +36,18 @@ MEASURE_SECONDS = 0.2  # between two looks at all priorities of a shard, which t
 PATIENCE = 0.2  # seconds that the learner waits for a draw before it looks after other things
 
 
-class ExplorerActor(WorkerActor):
-    """A worker that fills a shard."""
+class ShardExplorer(Explorer):
+    """An explorer that sends its transitions to a shard."""
 
-    def __init__(self, search_path: list[str], packed: bytes) -> None:
-        super().__init__(search_path, packed)
-        self.sent: Any = None  # the last block on its way
+    sent: Any = None  # the call that adds the last block
 
-    def explore(self, params: Params, version: int, epsilons: np.ndarray, shard: Any) -> tuple[Report, int]:
-        """Take one call's steps and send the transitions; returns what was done, and how many they are."""
+    def explore_into(self, shard: Any, params: Params, version: int, epsilons: np.ndarray) -> tuple[Report, int]:
+        """Take one call's steps and send the transitions; returns the report, and how many transitions there are."""
         import ray
 
-        self.build()
-        block, report = self.runner.explore(params, version, epsilons)
-        if self.sent is not None:  # at most one block is under way: a shard that is slow slows its explorers
-            with suppress(*losses()):  # it died, and the next call brings another one
+        block, report = self.explore(params, version, epsilons)
+        if self.sent is not None:  # at most one block is being added: a slow shard slows its explorers
+            with suppress(*loss_errors()):  # it died, and the next call names its replacement
                 ray.get(self.sent)
         self.sent = shard.add.remote(block)
         return report, len(block.rewards)
@@ -84,12 +81,13 @@ class ShardActor:
         self.buffer.restore(arrays)
 
 
-class RayExperience(BusyPool, Experience):
+class RayExperience(ThreadedPool, Experience):
     """Explorers and shards as Ray actors; a thread of this process hands out their work."""
 
     def __init__(self, spec: ExperienceSpec, workers: int, generation: int = 0) -> None:
         Experience.__init__(self, spec)
-        BusyPool.__init__(self, workers, generation)
+        spaces = spec.observation, spec.action
+        ThreadedPool.__init__(self, ShardExplorer, spec.sampler, (*spaces, spec.exploration), workers, generation)
         self.lives = [generation] * spec.shards
         self.shards = [self._start_shard(index) for index in range(spec.shards)]
         self.measures: list[dict[str, float]] = [{} for _ in self.shards]
@@ -101,10 +99,6 @@ class RayExperience(BusyPool, Experience):
         self.reports_lock = threading.Lock()
         self.start_all()
 
-    def start(self, index: int) -> Any:
-        spec, sampler = self.spec, self.spec.sampler.for_worker(index, self.generations[index])
-        return self.actor(ExplorerActor, Explorer, sampler, spec.observation, spec.action, spec.exploration)
-
     def _start_shard(self, index: int) -> Any:
         actor = self.ray.remote(ShardActor).options(num_cpus=0, max_restarts=0, scheduling_strategy="SPREAD")
         return actor.remote(self.spec.replay, [self.spec.sampler.seed, BUFFER_STREAM, self.lives[index], index])
@@ -112,7 +106,7 @@ class RayExperience(BusyPool, Experience):
     # the learner's side
 
     def publish(self, params: Params, version: int, epsilons: np.ndarray) -> None:
-        self.params, self.version, self.epsilons = self.put(params), version, epsilons
+        self.params, self.version, self.epsilons = self.store(params), version, epsilons
         self.start_thread()
 
     def draw(self) -> Draw | None:
@@ -140,15 +134,15 @@ class RayExperience(BusyPool, Experience):
     def calls(self) -> list[Any]:
         return [*self.exploring, *self.drawing]
 
-    def hand_out(self) -> None:
+    def submit(self) -> None:
         """Calls for explorers that have too few in hand, and draws from shards, as far as the ratio allows."""
         spec, owed = self.spec, self.owed()
         if owed < SLACK * spec.draw * len(self.shards) or self.added < spec.warmup or self.hungry:
             busy = Counter(self.exploring.values())
-            for index in self.at_work:
+            for index in self.active:
                 for _ in range(AHEAD - busy[index]):
                     shard = self.shards[index % len(self.shards)]
-                    call = self.actors[index].explore.remote(self.params, self.version, self.epsilons, shard)
+                    call = self.call(index, "explore_into", shard, self.params, self.version, self.epsilons)
                     self.exploring[call] = index
         drawing = Counter(index for index, _ in self.drawing.values())
         room = AHEAD * len(self.shards) - self.ready.qsize() - len(self.drawing)
@@ -164,17 +158,15 @@ class RayExperience(BusyPool, Experience):
             drawing[index] += 1
             owed -= spec.draw
 
-    def take(self, call: Any) -> None:
+    def receive(self, call: Any) -> None:
         """What an explorer or a shard has finished, or that it died."""
         if call in self.exploring:
             index = self.exploring.pop(call)
-            try:
-                report, added = self.get(call)
-            except self.lost as error:
+            done = self.result(call, index)
+            if done is None:
                 self.exploring = {call: other for call, other in self.exploring.items() if other != index}
-                self.replace(index, error)
                 return
-            self.deaths[index] = 0
+            report, added = done
             self.added += added
             self.hungry.discard(index % len(self.shards))
             with self.reports_lock:

@@ -41,7 +41,7 @@ from fever.rllib.settings import SETTING_OF_FIELD, default_config, fill, first_s
 from fever.rllib.structure import pack
 from fever.sampling.pool import Pool
 from fever.sampling.ray_cluster import Cluster, connect, cores_in_reach
-from fever.sampling.ray_pool import search_path
+from fever.sampling.ray_pool import absolute_sys_path
 from fever.sampling.spec import Report
 from fever.training.logs import errors_to
 from fever.training.setup import SMALL_WIDTH, Prepared
@@ -122,7 +122,7 @@ class RllibLearner:
             self._fit_gpus(cluster)
             cluster.require_cores(self.config.algo, self.bundles()[1:])
             limit_torch_threads(self.rllib, self.spaces)
-            register_env(self.name, MakeEnv(self.source, place.workdir, search_path()))
+            register_env(self.name, MakeEnv(self.source, place.workdir, absolute_sys_path()))
             self.rllib.debugging(seed=self.config.seed + place.generation * SEED_STRIDE)
             with errors_to(place.workdir.parent / layout.LOG):  # Ray's C++ code writes to stderr
                 self.algorithm = self._build()

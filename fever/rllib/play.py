@@ -25,7 +25,7 @@ from fever.rllib.structure import unpack
 from fever.runs.checkpoint import WEIGHTS_PREFIX, Checkpoint
 from fever.runs.evaluate import frame_of
 from fever.runs.run import Run
-from fever.sampling.ray_pool import search_path
+from fever.sampling.ray_pool import absolute_sys_path
 
 LOOKBACK = 200  # steps of the episode that are kept for connectors, and at least half of it
 FILM_STEPS = 64  # sampled at a time, until the episode ends
@@ -43,7 +43,7 @@ class Player:
         config = Run(checkpoint.path.parents[1]).config
         config = config.model_copy(update={"workers": 0, "envs": 1, "seed": seed, "gpus_per_worker": 0.0})
         with silence():
-            self.runner = make_runner(config, self.spaces, MakeEnv(source, workdir, search_path(), render=film))
+            self.runner = make_runner(config, self.spaces, MakeEnv(source, workdir, absolute_sys_path(), render=film))
             self._load(checkpoint)
 
     @property

@@ -13,10 +13,10 @@ class Pool:
 
     count = 0  # workers; 0: in this process
     restarts = 0  # processes replaced so far
-    description = ""  # of what it keeps, for people
+    description = ""  # a line about the pool for the display
 
-    def follow(self, cores: int) -> None:
-        """There is a worker for every one of so many cores: machines that join later get workers too."""
+    def track_cores(self, cores: int) -> None:
+        """Keep one worker per core as machines join and leave; there are `cores` of them now."""
 
     def close(self) -> None:
         """Close all environments and end all processes."""
@@ -35,11 +35,11 @@ class Broadcasting(Pool):
     version = 0
 
     def broadcast(self, params: Params) -> int:
-        """Make these the weights that act from now on; returns their version."""
-        self.params = self.put(params)
+        """Use these weights from the next call on; returns their version."""
+        self.params = self.store(params)
         self.version += 1
         return self.version
 
-    def put(self, params: Params) -> Any:
-        """What a worker is given for these weights: themselves, or one copy for all of a cluster."""
+    def store(self, params: Params) -> Any:
+        """What a call passes for these weights: the weights themselves, or a reference in Ray's object store."""
         return params

@@ -1,6 +1,6 @@
-"""Whole episodes. Every rollout is one episode with a seed of its own, whoever makes it and whenever.
+"""Pools that play whole episodes. Every rollout is one episode with a seed of its own.
 
-Rollouts are numbered for the whole run, and a batch is the shortest row of them that has enough steps. So the same
+Rollouts are numbered for the whole run, and a batch is the shortest sequence of them that has enough steps. So the same
 seed gives the same batch with any number of workers, after a worker has died, and after a run was resumed.
 """
 
@@ -10,18 +10,17 @@ import math
 from collections import deque
 from typing import Any
 
-from fever.policy import Params
 from fever.policy.spaces import Description
 from fever.sampling.episodes import EpisodeRunner
 from fever.sampling.pool import Broadcasting
-from fever.sampling.ray_pool import RayPool, WorkerActor
+from fever.sampling.ray_pool import RayPool
 from fever.sampling.spec import Fragment, SamplerSpec
 
-CALL_STEPS = 256  # of short episodes that a worker makes in one call
+CALL_STEPS = 256  # environment steps in one call, of episodes that are shorter
 
 
 class Rollouts(Broadcasting):
-    """What an algorithm sees of those who play episodes."""
+    """What an algorithm sees of the pool that plays episodes."""
 
     def collect(self, first: int, steps: int) -> list[Fragment]:
         """The fewest rollouts, numbered from `first` on, that have this many steps together, in order."""
@@ -47,57 +46,49 @@ class LocalRollouts(Rollouts):
 
 
 class RayRollouts(RayPool, Rollouts):
-    """Players as Ray actors. Whoever is free gets the next numbers, so a long episode holds up nobody else."""
+    """Episode runners as Ray actors. A free worker gets the next numbers, so a long episode delays no other."""
 
     def __init__(
         self, spec: SamplerSpec, observation: Description, action: Description, limit: int | None, count: int
     ) -> None:
-        super().__init__(count, generation=0)
-        self.spec, self.arguments = spec, (observation, action, limit)
+        super().__init__(EpisodeRunner, spec, (observation, action, limit), count, 0)
         self.pending: dict[Any, tuple[int, list[int], int]] = {}  # call -> worker, rollouts, version
         self.idle: deque[int] = deque()
-        self.lengths: deque[int] = deque(maxlen=100)  # of the last episodes: to foresee how many are needed
+        self.lengths: deque[int] = deque(maxlen=100)  # of the last episodes, to estimate how many are needed
         self.start_all()
-        self.idle.extend(self.at_work)
+        self.idle.extend(self.active)
 
-    def employ(self, index: int) -> None:
-        super().employ(index)
+    def activate(self, index: int) -> None:
+        super().activate(index)
         self.idle.append(index)
 
-    def start(self, index: int) -> Any:
-        spec = self.spec.for_worker(index, self.generations[index])
-        return self.actor(EpisodeActor, EpisodeRunner, spec, *self.arguments)
-
     def collect(self, first: int, steps: int) -> list[Fragment]:
-        self.fit()
+        self.adjust_to_machines()
         made: dict[int, Fragment] = {}
-        missing = steps  # that nobody has made, whether their rollouts follow one another or not
+        missing = steps  # not made yet, in whichever rollouts
         waiting: deque[int] = deque()  # rollouts of workers that died
-        following = first  # the next number that nobody has
+        following = first  # the next number to hand out
         while (whole := self._enough(made, first, steps)) is None:
             while self.idle and (numbers := self._next_numbers(missing, waiting, following, steps)):
                 following = max(following, numbers[-1] + 1)
                 worker = self.idle.popleft()
-                call = self.actors[worker].play.remote(self.params, self.version, numbers)
+                call = self.call(worker, "play", self.params, self.version, numbers)
                 self.pending[call] = worker, numbers, self.version
             for call in self.finished(self.pending):
                 worker, numbers, version = self.pending.pop(call)
-                try:
-                    parts = self.get(call)
-                except self.lost as error:
-                    self.replace(worker, error)
+                parts = self.result(call, worker)
+                if parts is None:
                     waiting.extend(numbers if version == self.version else [])
                     continue
                 self.idle.append(worker)
-                self.deaths[worker] = 0
                 self.lengths.extend(part.steps for part in parts)
-                if version == self.version:  # those of the batch before were not needed for it
+                if version == self.version:  # otherwise left over from the batch before
                     made.update(zip(numbers, parts, strict=True))
                     missing -= sum(part.steps for part in parts)
         return whole
 
     def _enough(self, made: dict[int, Fragment], first: int, steps: int) -> list[Fragment] | None:
-        """The batch, once all rollouts that belong to it are there."""
+        """The batch, once all of its rollouts are made; None before."""
         taken = 0
         for number in range(first, first + len(made)):
             if number not in made:
@@ -108,24 +99,16 @@ class RayRollouts(RayPool, Rollouts):
         return None
 
     def _next_numbers(self, missing: int, waiting: deque[int], following: int, steps: int) -> list[int]:
-        """The rollouts for the next free worker; none if those under way will probably have the missing steps."""
+        """The rollouts for the next free worker; none if the pending ones will probably have the missing steps."""
         if waiting:
             return [waiting.popleft()]
-        under_way = sum(len(numbers) for _, numbers, version in self.pending.values() if version == self.version)
+        pending = sum(len(numbers) for _, numbers, version in self.pending.values() if version == self.version)
         length = sum(self.lengths) / len(self.lengths) if self.lengths else steps / self.count
-        wanted = missing / length - under_way
-        if wanted <= 0 and under_way:
+        wanted = missing / length - pending
+        if wanted <= 0 and pending:
             return []
         share = math.ceil(wanted / self.count)
         return list(range(following, following + max(1, min(share, int(CALL_STEPS / length)))))
-
-
-class EpisodeActor(WorkerActor):
-    """A worker that plays episodes."""
-
-    def play(self, params: Params, version: int, numbers: list[int]) -> list[Fragment]:
-        self.build()
-        return self.runner.play(params, version, numbers)
 
 
 def make_rollouts(

@@ -1,8 +1,8 @@
 """A stream of fragments from samplers that never wait for the learner.
 
-The thread of `BusyPool` gives every sampler its next call, with the newest weights, before the last one ends. Finished
-fragments wait in a queue of bounded length and bounded age: what the learner does not get to in time is dropped, the
-oldest first, so a slow learner learns from fresh experience and a slow sampler holds up nobody.
+The thread of `ThreadedPool` submits every sampler's next call, with the newest weights, before the last one ends.
+Finished fragments wait in a queue of bounded length and age. When the learner is too slow the oldest fragments are
+dropped, so it always learns from fresh experience, and a slow sampler delays no other.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 from fever.policy import Params
 from fever.policy.spaces import Description
 from fever.sampling.pool import Pool
-from fever.sampling.ray_pool import BusyPool
+from fever.sampling.ray_pool import ThreadedPool
 from fever.sampling.sampler import Sampler
 from fever.sampling.spec import Fragment, SamplerSpec
-from fever.sampling.workers import SamplerActor
+from fever.sampling.workers import LocalWorkers
 
-AHEAD = 2  # calls that a sampler has in hand
-PATIENCE = 0.2  # seconds between two looks at whether the thread still lives
+AHEAD = 2  # calls submitted to a sampler at a time
+PATIENCE = 0.2  # seconds between two checks of whether the thread is still alive
 
 
 class Stream(Pool):
     """What an asynchronous algorithm sees of the samplers."""
 
-    dropped = 0  # fragments that were never learned from
+    dropped = 0  # fragments, so far
 
     @property
     def waiting(self) -> int:
@@ -34,31 +34,25 @@ class Stream(Pool):
         return 0
 
     def publish(self, params: Params, version: int) -> None:
-        """Make these the weights that act from the next call on; versions go up."""
+        """Use these weights from the next call on; versions increase."""
         raise NotImplementedError
 
     def next(self, fragments: int) -> list[Fragment]:
-        """The next fragments, as soon as there are so many."""
+        """Wait for this many fragments and return them."""
         raise NotImplementedError
 
 
-class LocalStream(Stream):
-    """One sampler in this process: whatever it gives is fresh."""
-
-    def __init__(self, spec: SamplerSpec, observation: Description, action: Description, generation: int) -> None:
-        self.sampler = Sampler(spec.for_worker(0, generation), observation, action)
+class LocalStream(LocalWorkers, Stream):
+    """One sampler in this process: every fragment is made with the newest weights."""
 
     def publish(self, params: Params, version: int) -> None:
         self.params, self.version = params, version
 
     def next(self, fragments: int) -> list[Fragment]:
-        return [self.sampler.sample(self.params, self.version) for _ in range(fragments)]
-
-    def close(self) -> None:
-        self.sampler.close()
+        return self.collect(fragments)
 
 
-class RayStream(BusyPool, Stream):
+class RayStream(ThreadedPool, Stream):
     """Samplers as Ray actors that are always busy."""
 
     def __init__(
@@ -68,27 +62,23 @@ class RayStream(BusyPool, Stream):
         action: Description,
         count: int,
         generation: int,
-        room: int,
+        queue_size: int,
         max_lag: int,
     ) -> None:
-        """`room` fragments wait at most, and none whose weights are more than `max_lag` versions old is given out."""
-        super().__init__(count, generation)
-        self.spec, self.spaces = spec, (observation, action)
-        self.room, self.max_lag = room, max_lag
+        """At most `queue_size` fragments wait; those made with weights over `max_lag` versions old are dropped."""
+        super().__init__(Sampler, spec, (observation, action), count, generation)
+        self.queue_size, self.max_lag = queue_size, max_lag
         self.pending: dict[Any, int] = {}  # call -> worker
         self.queue: deque[Fragment] = deque()
         self.arrival = threading.Condition()
         self.version = 0
-        self.newest: tuple[Any, int] = None, 0  # weights and their version: one attribute, for the thread to see both
+        self.newest: tuple[Any, int] = None, 0  # weights and version, set together for the thread
         self.start_all()
-
-    def start(self, index: int) -> Any:
-        return self.actor(SamplerActor, Sampler, self.spec.for_worker(index, self.generations[index]), *self.spaces)
 
     # the learner's side
 
     def publish(self, params: Params, version: int) -> None:
-        self.newest, self.version = (self.put(params), version), version
+        self.newest, self.version = (self.store(params), version), version
         self.start_thread()
 
     def next(self, fragments: int) -> list[Fragment]:
@@ -97,7 +87,7 @@ class RayStream(BusyPool, Stream):
                 self.check()
                 fresh = [fragment for fragment in self.queue if fragment.version >= self.version - self.max_lag]
                 self.dropped += len(self.queue) - len(fresh)
-                self.queue = deque(fresh)  # a slow sampler's are old, but arrive after newer ones
+                self.queue = deque(fresh)  # any of them may be old: slow samplers send late
                 if len(self.queue) >= fragments:
                     return [self.queue.popleft() for _ in range(fragments)]
                 self.arrival.wait(PATIENCE)
@@ -111,26 +101,23 @@ class RayStream(BusyPool, Stream):
     def calls(self) -> list[Any]:
         return list(self.pending)
 
-    def hand_out(self) -> None:
+    def submit(self) -> None:
         busy = Counter(self.pending.values())
-        for index in self.at_work:
+        for index in self.active:
             for _ in range(AHEAD - busy[index]):
-                self.pending[self.actors[index].sample.remote(*self.newest)] = index
+                self.pending[self.call(index, "sample", *self.newest)] = index
 
-    def take(self, call: Any) -> None:
+    def receive(self, call: Any) -> None:
         if call not in self.pending:  # of a sampler that was replaced meanwhile
             return
         index = self.pending.pop(call)
-        try:
-            fragment = self.get(call)
-        except self.lost as error:
+        fragment = self.result(call, index)
+        if fragment is None:
             self.pending = {other: worker for other, worker in self.pending.items() if worker != index}
-            self.replace(index, error)
             return
-        self.deaths[index] = 0
         with self.arrival:
             self.queue.append(fragment)
-            while len(self.queue) > self.room:
+            while len(self.queue) > self.queue_size:
                 self.queue.popleft()
                 self.dropped += 1
             self.arrival.notify()

@@ -1,7 +1,7 @@
 """The pool of samplers: one in this process, or many as Ray actors, with the same contract.
 
 An on-policy algorithm calls `broadcast` once and `collect(K)` once per iteration, and gets exactly K fragments made
-with those weights, whoever made them. A worker that dies is replaced and its fragment is made by whoever is free.
+with those weights. A worker that dies is replaced, and the next free worker makes its fragment.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from fever.policy import Params
 from fever.policy.spaces import Description
 from fever.sampling.pool import Broadcasting
-from fever.sampling.ray_pool import RayPool, WorkerActor
+from fever.sampling.ray_pool import RayPool
 from fever.sampling.sampler import Sampler
 from fever.sampling.spec import Fragment, SamplerSpec
 
@@ -44,45 +43,28 @@ class RayWorkers(RayPool, Workers):
     def __init__(
         self, spec: SamplerSpec, observation: Description, action: Description, count: int, generation: int = 0
     ) -> None:
-        super().__init__(count, generation)
-        self.spec, self.spaces = spec, (observation, action)
+        super().__init__(Sampler, spec, (observation, action), count, generation)
         self.start_all()
 
-    def start(self, index: int) -> Any:
-        return self.actor(SamplerActor, Sampler, self.spec.for_worker(index, self.generations[index]), *self.spaces)
-
     def collect(self, fragments: int) -> list[Fragment]:
-        self.fit()
-        made: list[tuple[int, int, Fragment]] = []  # worker, its how-manieth, fragment
+        self.adjust_to_machines()
+        made: list[tuple[int, int, Fragment]] = []  # (worker index, sequence number, fragment)
         pending: dict[Any, int] = {}
-        idle = list(self.at_work)
-        share: Counter[int] = Counter()
+        idle = list(self.active)
+        sequence: Counter[int] = Counter()
         while len(made) < fragments:
             while idle and len(made) + len(pending) < fragments:
                 index = idle.pop(0)
-                pending[self.actors[index].sample.remote(self.params, self.version)] = index
-            for reference in self.finished(pending):
-                index = pending.pop(reference)
-                try:
-                    fragment = self.get(reference)
-                except self.lost as error:
-                    self.replace(index, error)
-                else:
-                    self.deaths[index] = 0
-                    made.append((index, share[index], fragment))
-                    share[index] += 1
-                if index in self.at_work:
+                pending[self.call(index, "sample", self.params, self.version)] = index
+            for call in self.finished(pending):
+                index = pending.pop(call)
+                if (fragment := self.result(call, index)) is not None:
+                    made.append((index, sequence[index], fragment))
+                    sequence[index] += 1
+                if index in self.active:
                     idle.append(index)
         made.sort(key=lambda row: row[:2])
         return [fragment for _, _, fragment in made]
-
-
-class SamplerActor(WorkerActor):
-    """A worker that makes fragments."""
-
-    def sample(self, params: Params, version: int) -> Fragment:
-        self.build()
-        return self.runner.sample(params, version)
 
 
 def make_workers(

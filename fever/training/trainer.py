@@ -195,7 +195,7 @@ class Trainer:
         place = Place(self.source, workdir, self.progress.generation, self.config.gpus_per_worker)
         self.pool = pool = self.learner.start(place)
         if self.prepared.all_cores is not None:
-            pool.follow(self.prepared.all_cores)
+            pool.track_cores(self.prepared.all_cores)
         if pool.description:
             self.display.message(pool.description)
         if self.resuming and (run.path / layout.REPLAY).is_dir():

@@ -15,7 +15,7 @@ from ray.tune.search.basic_variant import BasicVariantGenerator
 from fever import layout
 from fever.runs.run import Run
 from fever.sampling.ray_cluster import Cluster
-from fever.sampling.ray_pool import search_path
+from fever.sampling.ray_pool import absolute_sys_path
 from fever.tune.actor import TrialActor
 from fever.tune.driver import send_to_root
 from fever.tune.score import BUDGET
@@ -50,7 +50,7 @@ def make_tuner(study: Study, run: Run, plan: Plan, cluster: Cluster, watcher: Wa
     """A tuner for a new search, or one that continues from the state in the run directory."""
     search, parallel = study.search, min(study.parallel, slots)
     packed = cluster.ray.cloudpickle.dumps((plan, study.source))
-    trainable = TrialActor.for_search(packed, search_path(), trial_bundles(study, cluster))
+    trainable = TrialActor.for_search(packed, absolute_sys_path(), trial_bundles(study, cluster))
     space = study.space.domains(tune, grid=search.method == "grid")
     if search.method == "optuna":
         import optuna  # noqa: F401 - importing it sets up its logging

@@ -29,6 +29,7 @@ from tests.environments.faults import (
     ExitEnv,
     FailingEnv,
     OnlyHereEnv,
+    PrintingEnv,
 )
 from tests.environments.tasks import (
     SPACES,

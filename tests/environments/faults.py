@@ -126,6 +126,27 @@ class CrashEnv(TimeLimitEnv):
         return super().step(action)
 
 
+class PrintingEnv(TimeLimitEnv):
+    """Prints when it is made, at every step and when it is closed; ends its process at step `at`."""
+
+    def __init__(self, at: int | None = None, flood: int = 0) -> None:
+        super().__init__()
+        self.at, self.flood, self.steps = at, flood, 0
+        print("made")
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        print("x" * self.flood, end="\n" if self.flood else "")
+        os.write(2, f"step {self.steps}\n".encode())  # as a library in C does
+        if self.steps == self.at:
+            os.write(2, b"last words\n")
+            os._exit(1)
+        return super().step(action)
+
+    def close(self) -> None:
+        print("closed")
+
+
 class OnlyHereEnv(TimeLimitEnv):
     """Can be made only in the process with this id."""
 

@@ -24,7 +24,7 @@ from fever.algos.base import Place
 from fever.envs.source import EnvSource
 from fever.errors import ContractError, FeverError, TrainingError
 from fever.replay.experience import Draw, load_shards
-from fever.replay.shards import AHEAD, SLACK, ExplorerActor, RayExperience
+from fever.replay.shards import AHEAD, SLACK, RayExperience, ShardExplorer
 from tests.factories import make_task
 from tests.helpers import ROOT, processes_with, run_fever, wait_for, without_ray
 
@@ -258,13 +258,13 @@ def test_the_only_shard_may_die(resting: bool, tmp_path: Path, ray: Any) -> None
 
 @pytest.mark.parametrize("kind", ["RayActorError", "OutOfMemoryError", "NodeDiedError"])
 def test_an_explorer_outlives_its_shard(kind: str, ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    explorer = ExplorerActor([], b"")
-    explorer.runner = SimpleNamespace(explore=lambda *arguments: (SimpleNamespace(rewards=[1, 2]), "report"))
+    explorer = object.__new__(ShardExplorer)
+    monkeypatch.setattr(explorer, "explore", lambda *arguments: (SimpleNamespace(rewards=[1, 2]), "report"))
     explorer.sent = "what the shard died of"
     shard = SimpleNamespace(add=SimpleNamespace(remote=lambda block: "the next"))
     error = getattr(ray.exceptions, kind)(*([] if kind == "RayActorError" else ["it is gone"]))
     monkeypatch.setattr(ray, "get", Mock(side_effect=error))
-    assert explorer.explore({}, 0, np.ones(1), shard) == ("report", 2)
+    assert explorer.explore_into(shard, {}, 0, np.ones(1)) == ("report", 2)
     assert explorer.sent == "the next"
 
 

@@ -21,7 +21,7 @@ from fever.rllib.play import make_runner
 from fever.rllib.settings import split_settings
 from fever.runs.evaluate import evaluate, source_of
 from fever.runs.run import Run
-from fever.sampling.ray_pool import search_path
+from fever.sampling.ray_pool import absolute_sys_path
 from fever.training.trainer import resume
 from fever.tune import search
 from tests.helpers import ROOT
@@ -147,7 +147,7 @@ def test_examples_can_be_built(file: str, name: str, tmp_path: Path) -> None:
     assert not any("has no such setting" in note for note in found.notes)
     config = split_settings(validate(RunConfig, {**found.values, "workers": 0, "envs": 1}, file))[0]
     source = EnvSource(config.env, config.env_kwargs)
-    runner = make_runner(config, probe_spaces(source), MakeEnv(source, tmp_path, search_path()))
+    runner = make_runner(config, probe_spaces(source), MakeEnv(source, tmp_path, absolute_sys_path()))
     try:
         (episode,) = runner.sample(num_timesteps=4, explore=True)
         assert episode.env_steps() == 4

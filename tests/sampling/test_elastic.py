@@ -5,6 +5,7 @@ That a machine really comes and goes is in test_ssh.py.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,7 +44,7 @@ def training(algo: str, folder: Path) -> Iterator[tuple[Any, Callable[[], set[in
     assert isinstance(pool, RayPool)
     pool.cluster.elastic = True
     have(pool, 2)
-    pool.follow(2)
+    pool.track_cores(2)
     iterations = algorithm.train(pool)
     try:
         yield pool, lambda: {report.worker_index for report in next(iterations).reports}
@@ -72,11 +73,11 @@ def test_workers_come_and_go_with_machines(algo: str, tmp_path: Path, ray: Any) 
         for victim in victims:
             ray.kill(victim)
         wait_for(lambda: learn() and pool.count == 1, "two workers gone")
-        assert pool.at_work == [0]
+        assert pool.active == [0]
         assert learn() == {0} or algo in ("impala", "apex")  # theirs may wait in a queue
         have(pool, 2)
         wait_for(lambda: learn() and pool.count == 2, "one that came back")
-        assert sorted(pool.at_work) == [0, 1]
+        assert sorted(pool.active) == [0, 1]
         assert pool.generations[1] > 0
         have(pool, 1)  # it is known only now that there is one machine less: nobody died
         wait_for(lambda: learn() and pool.count == 1, "one that is too many")
@@ -84,7 +85,7 @@ def test_workers_come_and_go_with_machines(algo: str, tmp_path: Path, ray: Any) 
 
 def test_a_number_that_was_asked_for_is_not_exceeded(tmp_path: Path) -> None:
     with training("ppo", tmp_path) as (pool, _):
-        pool.grows = False
+        pool.tracks_cores = False
         assert [pool.wanted() for cores in (1, 2, 8) if not have(pool, cores)] == [1, 2, 2]
         pool.planned = 6  # three to a core
         assert [pool.wanted() for cores in (1, 2, 4) if not have(pool, cores)] == [3, 6, 6]
@@ -94,7 +95,7 @@ def test_a_worker_that_cannot_be_built_on_a_new_machine_ends_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with training("ppo", tmp_path) as (pool, learn):
-        pool.spec = pool.spec.__class__(**{**pool.spec.__dict__, "source": EnvSource("nowhere:Env")})
+        pool.sampler_spec = dataclasses.replace(pool.sampler_spec, source=EnvSource("nowhere:Env"))
         have(pool, 3)
         wait_for(lambda: learn() and "cannot work on" in caplog.text, "warning")
         assert pool.count == 2

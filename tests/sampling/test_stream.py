@@ -20,6 +20,7 @@ from fever.algos.impala import Impala, ImpalaConfig
 from fever.envs.source import EnvSource
 from fever.errors import ContractError, TrainingError
 from fever.policy import Params
+from fever.sampling.ray_pool import Output
 from fever.sampling.spec import Fragment
 from fever.sampling.stream import LocalStream, RayStream
 from tests.factories import make_task
@@ -66,16 +67,16 @@ def pids_of(stream: RayStream) -> list[int]:
 
 
 @contextmanager
-def by_hand(room: int = 100, max_lag: int = 100) -> Iterator[tuple[RayStream, Callable[..., None]]]:
+def by_hand(queue_size: int = 100, max_lag: int = 100) -> Iterator[tuple[RayStream, Callable[..., None]]]:
     """A stream, and a function that lets a fragment of some worker and version arrive."""
     algorithm = learner(EnvSource("CartPole-v1"), 1)
-    stream = RayStream(Any, algorithm.task.observation, algorithm.task.action, 0, 0, room, max_lag)  # type: ignore
-    stream.get = lambda call: call  # type: ignore[method-assign, assignment, return-value]
+    stream = RayStream(Any, algorithm.task.observation, algorithm.task.action, 0, 0, queue_size, max_lag)  # type: ignore
+    stream.get = lambda call: (call, Output("", {}))  # type: ignore[method-assign, assignment, return-value]
 
     def arrive(version: int, worker: int = 0) -> None:
         fragment = Arrived(0, [], worker, version, {}, "", {})
         stream.pending[fragment] = worker
-        stream.take(fragment)
+        stream.receive(fragment)
 
     try:
         yield stream, arrive
@@ -94,7 +95,7 @@ def versions(fragments: list[Fragment]) -> list[int]:
 
 
 def test_the_oldest_fragments_are_dropped_where_there_is_no_room() -> None:
-    with by_hand(room=3) as (stream, arrive):
+    with by_hand(queue_size=3) as (stream, arrive):
         for version in range(8):
             arrive(version)
             assert stream.waiting == min(version + 1, 3)
@@ -124,7 +125,7 @@ def test_no_fragment_that_is_too_old_is_given_out_wherever_it_waits(order: list[
 
 def test_what_a_replaced_sampler_still_brings_is_not_taken() -> None:
     with by_hand() as (stream, _):
-        stream.take(Arrived(0, [], 0, 0, {}, "", {}))
+        stream.receive(Arrived(0, [], 0, 0, {}, "", {}))
         assert stream.waiting == 0
 
 

@@ -68,7 +68,7 @@ def test_killed_worker_is_replaced_and_its_work_redone(ray: Any) -> None:
     try:
         workers.broadcast(algorithm.weights())
         victim = ray.get(workers.actors[1].facts.remote())["pid"]
-        workers.actors[1].sample.remote(workers.params, 1)  # busy for a while, so that the kill comes in the middle
+        workers.call(1, "sample", workers.params, 1)  # busy for a while, so that the kill comes in the middle
         os.kill(victim, signal.SIGKILL)
         fragments = workers.collect(4)
         assert len(fragments) == 4
@@ -213,6 +213,48 @@ def test_no_share_of_a_gpu_is_of_two(workers: int, share: float, fit: bool) -> N
     else:
         with pytest.raises(FeverError, match=r"3 workers with 0\.6 of a GPU each do not fit on 2 GPUs"):
             Cluster.require_gpus(cluster, share * workers, share)
+
+
+def output_of(worker: int, caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if record.name == f"worker {worker}"]
+
+
+def test_output_of_environments_in_workers_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    workers, algorithm = make_workers(EnvSource("tests.environments:PrintingEnv"), 2, envs=1, steps=3)
+    try:
+        assert [output_of(worker, caplog) for worker in (0, 1)] == [["made"], ["made"]]
+        workers.broadcast(algorithm.weights())
+        workers.collect(2)
+        assert output_of(1, caplog) == ["made", "step 1", "step 2", "step 3"]
+    finally:
+        workers.close()
+    assert output_of(1, caplog) == ["made", "step 1", "step 2", "step 3", "closed"]
+
+
+def test_a_worker_that_prints_a_lot_sends_the_end_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    source = EnvSource("tests.environments:PrintingEnv", {"flood": 8000})
+    workers, algorithm = make_workers(source, 1, envs=1, steps=3)
+    try:
+        workers.broadcast(algorithm.weights())
+        workers.collect(1)
+    finally:
+        workers.close()
+    _, skipped, *lines = output_of(0, caplog)
+    assert skipped == "(14003 bytes are left out)"
+    assert sum(len(line) + 1 for line in lines if set(line) <= {"x"}) == 10_000
+
+
+def test_last_words_of_a_worker_that_dies_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    workers, algorithm = make_workers(EnvSource("tests.environments:PrintingEnv", {"at": 5}), 1, envs=1, steps=3)
+    try:
+        workers.broadcast(algorithm.weights())
+        workers.collect(2)
+        assert output_of(0, caplog)[4:7] == ["step 4", "step 5", "last words"]
+    finally:
+        workers.close()
 
 
 def test_workers_end_with_the_command_and_leave_no_process(tmp_path: Path) -> None:
