@@ -93,7 +93,7 @@ def run_fever(arguments: argparse.Namespace) -> Result:
 
     def buffer_cycle() -> None:
         batch = buffer.sample(rng, BATCH)
-        weights = batch.mass**-BETA
+        weights = batch.relative_priorities**-BETA
         weights /= weights.max()
         buffer.update(batch.serials, fresh)
 

@@ -219,7 +219,7 @@ def validate(model: type[Model], values: dict[str, Any], what: str, typed: Mappi
     """Build a model from plain values; the first mistake becomes one sentence. `what` names the source of the values in
     it; `typed` has the words of the command line that set a field: `{"stop.seconds": "--stop-time 1m"}`.
 
-    Unknown names are reported first, because other fields may be missing on their account.
+    Unknown names are reported first: a misspelt name also makes its field look missing.
     """
     try:
         return model.model_validate(values)

@@ -17,20 +17,15 @@ from fever.errors import FeverError
 TAIL = 1 << 16  # bytes read at once from the end of a file
 
 
-def write_whole(path: Path, text: str, mode: int = 0o644, lasting: bool = False) -> None:
-    """Write a file atomically, also against writers on other machines; with `lasting`, flushed to disk first."""
+def write_atomically(path: Path, text: str, mode: int = 0o644, fsync: bool = True) -> None:
+    """Write a file that readers see whole or not at all, whichever machine they or other writers are on."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
         file.write(text)
-        if lasting:
+        if fsync:
             file.flush()
             os.fsync(file.fileno())
     partial.replace(path)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file atomically and flush it to disk."""
-    write_whole(path, text, lasting=True)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from fever import layout
-from fever.files import write_whole
+from fever.files import write_atomically
 
 JOB = "FEVER_JOB"  # environment variable of the process that drives a job: its folder
 AUTOSCALED = "FEVER_WORKERS"  # environment variable: how many machines an autoscaler may launch for this process
@@ -107,7 +107,7 @@ class JobFolder:
     def write_text(self, name: str, text: str, mode: int = 0o644) -> None:
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text, mode)
+        write_atomically(path, text, mode, fsync=False)
 
     def note(self, **facts: Any) -> None:
         """Add facts to the job's record, job.json; it has the job's environment variables and is the user's alone."""

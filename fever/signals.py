@@ -11,11 +11,11 @@ from typing import Any
 
 
 class Interrupts:
-    """Ctrl-C, SIGTERM and SIGUSR1 raise KeyboardInterrupt at once, but inside `shield` only when it is left. Where they
-    are `held`, they wait everywhere but inside `open`, for that or for `check`.
+    """Handles Ctrl-C, SIGTERM and SIGUSR1: they raise KeyboardInterrupt, at once or deferred.
 
-    Between two iterations the state is whole, so sampling may be cut short anywhere and nothing is lost. `notice` is
-    called with the first signal that has to wait; a second Ctrl-C does not, where `impatient` says so.
+    Inside `shield` they are deferred until it is left. With `held` they are deferred everywhere except inside `allow`,
+    and raised by the next `allow` or `check`. `notice` is called at the first deferred signal; if `impatient` is set, a
+    second Ctrl-C interrupts at once. The state is consistent between two iterations, so sampling may be interrupted.
     """
 
     def __init__(self, notice: Callable[[], None] = lambda: None, held: bool = False) -> None:
@@ -39,7 +39,7 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: Any) -> None:
-        if self.told and number != signal.SIGINT:  # twice: by a scheduler and by what passes its signals on
+        if self.told and number != signal.SIGINT:  # a repeat: scheduler and launcher may both send it
             return
         if not self.told:
             self.told, self.reason = True, "limit" if number == signal.SIGUSR1 else "interrupted"
@@ -68,7 +68,7 @@ class Interrupts:
             self.check()
 
     @contextmanager
-    def open(self) -> Iterator[None]:
+    def allow(self) -> Iterator[None]:
         """Let signals interrupt, including a deferred one."""
         outer, self.shielded = self.shielded, False
         try:
@@ -81,14 +81,14 @@ class Interrupts:
 IN_FORCE: ContextVar[Interrupts | None] = ContextVar("interrupts", default=None)  # those of this thread
 
 
-def cuttable() -> AbstractContextManager[None]:
+def interruptible() -> AbstractContextManager[None]:
     """A block that signals may interrupt, although this thread's `Interrupts` defer them elsewhere."""
     interrupts = IN_FORCE.get()
-    return nullcontext() if interrupts is None else interrupts.open()
+    return nullcontext() if interrupts is None else interrupts.allow()
 
 
-def uncut() -> AbstractContextManager[None]:
-    """A block inside `cuttable` that no signal interrupts."""
+def uninterruptible() -> AbstractContextManager[None]:
+    """A block inside `interruptible` that no signal interrupts."""
     interrupts = IN_FORCE.get()
     return nullcontext() if interrupts is None else interrupts.shield()
 
@@ -109,7 +109,7 @@ def signals_wait(say: Callable[[str], None]) -> Iterator[None]:
     """Defer all signals while resources that cost money are removed."""
 
     def wait(number: int, frame: Any) -> None:
-        say("still removing what was made; please wait")
+        say("still cleaning up; please wait")
 
     with _handling(wait, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         yield

@@ -76,10 +76,10 @@ def start(command: list[str], environ: Mapping[str, str], **more: Any) -> subpro
     """Start a program that gets SIGTERM when this process dies."""
     libc = ctypes.CDLL(None)
 
-    def fate() -> None:
+    def die_with_parent() -> None:
         libc.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
-    return subprocess.Popen(command, env=dict(environ), preexec_fn=fate, **more)
+    return subprocess.Popen(command, env=dict(environ), preexec_fn=die_with_parent, **more)
 
 
 def end(process: subprocess.Popen[bytes], seconds: float = STOP_SECONDS) -> list[str]:

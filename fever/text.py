@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-STATUS = {  # stop reason -> how tables call a run that ended for it; other reasons are words already
+STATUS = {  # stop reason -> its label in tables; other reasons are shown as they are
     "reward": "goal reached",
     "steps": "step limit",
     "iterations": "iter. limit",

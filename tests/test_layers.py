@@ -1,4 +1,4 @@
-"""The floor plan of docs/architecture.md: imports point down only, and lazy imports hide no cycle."""
+"""The layers of docs/architecture.md: a package imports only what is below it, and lazy imports hide no cycle."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAYERS = (  # from the ground up; a room may import its own layer and those belo
     ("runs",),
     ("training",),
     ("rllib",),
-    ("tune", "board"),
+    ("tune",),
     ("launch",),
     ("cli", "__main__", ""),  # "": fever/__init__.py, the Python interface
 )

@@ -8,7 +8,7 @@ import pytest
 
 from fever import signals
 from fever.algos.base import Stopwatch
-from fever.signals import Interrupts, uncut
+from fever.signals import Interrupts, uninterruptible
 from tests.helpers import wait_for
 
 
@@ -31,11 +31,11 @@ def test_signals_cut_sampling_and_nothing_else() -> None:
             done.append("learn")
         with pytest.raises(KeyboardInterrupt), phases("sample"):  # what has waited
             done.append("sample")
-        with pytest.raises(KeyboardInterrupt), phases("wait"), uncut():  # noqa: PT012 - the signal comes in the body
+        with pytest.raises(KeyboardInterrupt), phases("wait"), uninterruptible():  # noqa: PT012 - the signal comes in the body
             signal.raise_signal(signal.SIGINT)
-            done.append("uncut")
+            done.append("uninterruptible")
         with pytest.raises(KeyboardInterrupt), phases("wait"):  # noqa: PT012
             signal.raise_signal(signal.SIGINT)
             done.append("wait")
         signal.raise_signal(signal.SIGINT)
-    assert done == ["learn", "uncut"]
+    assert done == ["learn", "uninterruptible"]

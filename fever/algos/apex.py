@@ -22,9 +22,9 @@ class ApexConfig(QLearningSettings):
     )
     replay_ratio: float = setting(16.0, "transitions learned from for each one added; the paper's run had 0.8", gt=0)
     epsilon_base: float = setting(
-        0.4, "of the ladder: explorer i of n has base^(1 + ladder i/(n-1))", "Horgan 2018", gt=0, le=1
+        0.4, "epsilon of explorer i of n: epsilon_base^(1 + epsilon_ladder i/(n-1))", "Horgan 2018", gt=0, le=1
     )
-    epsilon_ladder: float = setting(7.0, "alpha of the ladder; a single explorer has its middle", "Horgan 2018", ge=0)
+    epsilon_ladder: float = setting(7.0, "alpha in the exponent; one explorer: the middle", "Horgan 2018", ge=0)
 
 
 class Apex(DQN):

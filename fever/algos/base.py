@@ -19,7 +19,7 @@ from fever.policy.policy import network_for
 from fever.policy.spaces import Description
 from fever.sampling.pool import Pool
 from fever.sampling.spec import Report, SamplerSpec
-from fever.signals import cuttable
+from fever.signals import interruptible
 
 LEARNER_STREAM = 2**32 - 1  # seeds the learner's random numbers; samplers have their worker index in its place
 INTERRUPTIBLE = ("sample", "wait")  # phases of an iteration that do not change the learner
@@ -47,7 +47,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Place:
+class SamplingContext:
     """Where workers sample."""
 
     source: EnvSource
@@ -77,7 +77,7 @@ class Learner(Protocol):
 
     steps: int  # environment steps learned from so far
 
-    def start(self, place: Place) -> Pool:
+    def start(self, place: SamplingContext) -> Pool:
         """Start the workers that sample for this algorithm. The trainer closes the pool."""
         ...
 
@@ -122,13 +122,15 @@ class Stopwatch:
     def __call__(self, name: str) -> Iterator[None]:
         begin = perf_counter()
         try:
-            with cuttable() if name in INTERRUPTIBLE else nullcontext():
+            with interruptible() if name in INTERRUPTIBLE else nullcontext():
                 yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - begin
 
 
-def sampler_spec(place: Place, network: Network, task: Task, steps: int, gamma: float | None = None) -> SamplerSpec:
+def sampler_spec(
+    place: SamplingContext, network: Network, task: Task, steps: int, gamma: float | None = None
+) -> SamplerSpec:
     """How a worker samples `steps` steps per call. `gamma` discounts the returns that rewards are normalised by; None:
     rewards are not normalised."""
     return SamplerSpec(

@@ -98,7 +98,7 @@ class DQN(OffPolicyAlgorithm):
         """Gradient steps so far, and importance weights P(i)^-beta `[U, B]`, scaled to a maximum of 1 in each batch."""
         config = self.config
         beta = config.importance + self.task.progress(self.steps) * (1 - config.importance)
-        weights = (batch.mass.reshape(config.updates, config.batch) ** -beta).astype(np.float32)
+        weights = (batch.relative_priorities.reshape(config.updates, config.batch) ** -beta).astype(np.float32)
         return {"count": self.updates, "weights": weights / weights.max(1, keepdims=True)}
 
     def values(self, flat: Any, observations: Any) -> Any:

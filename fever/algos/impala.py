@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fever.algos.base import Iteration, Place, Stopwatch, Task
+from fever.algos.base import Iteration, SamplingContext, Stopwatch, Task
 from fever.algos.on_policy import (
     ActorCriticSettings,
     OnPolicyAlgorithm,
@@ -79,7 +79,7 @@ class Impala(OnPolicyAlgorithm):
         self.version = 0  # batches learned from
         self._jitted_update = jax.jit(self._update)
 
-    def start(self, place: Place) -> Stream:
+    def start(self, place: SamplingContext) -> Stream:
         """Samplers that go on without waiting for the learner."""
         task, config, spec = self.task, self.config, self.sampler_spec(place)
         spaces = task.observation, task.action

@@ -10,7 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fever.algos.base import LEARNER_STREAM, Iteration, Place, State, Stopwatch, Task, require_finite, sampler_spec
+from fever.algos.base import (
+    LEARNER_STREAM,
+    Iteration,
+    SamplingContext,
+    State,
+    Stopwatch,
+    Task,
+    require_finite,
+    sampler_spec,
+)
 from fever.algos.flat_params import FlatParams
 from fever.algos.optimizer import (
     Optimizer,
@@ -114,7 +123,7 @@ class OffPolicyAlgorithm:
 
     # the loop
 
-    def start(self, place: Place) -> Experience:
+    def start(self, place: SamplingContext) -> Experience:
         """Explorers and a replay buffer."""
         config, task = self.config, self.task
         draw, shards = config.updates * config.batch, max(1, min(config.replay_shards, task.workers))

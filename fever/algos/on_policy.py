@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fever.algos.base import LEARNER_STREAM, Place, State, Task, build_network, require_finite, sampler_spec
+from fever.algos.base import LEARNER_STREAM, SamplingContext, State, Task, build_network, require_finite, sampler_spec
 from fever.algos.flat_params import FlatParams
 from fever.algos.normalize import Normalizer
 from fever.algos.optimizer import (
@@ -82,7 +82,7 @@ class OnPolicyAlgorithm:
         self.optimizer_state = self.optimizer.init(self.params)
         self.normalizer = Normalizer(self.network, config.normalize_observations, config.normalize_rewards)
 
-    def sampler_spec(self, place: Place) -> SamplerSpec:
+    def sampler_spec(self, place: SamplingContext) -> SamplerSpec:
         """How workers sample fragments of `config.steps` steps."""
         config = self.config
         gamma = config.gamma if config.normalize_rewards else None

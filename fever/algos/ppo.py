@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fever.algos.base import Iteration, Place, Stopwatch, Task
+from fever.algos.base import Iteration, SamplingContext, Stopwatch, Task
 from fever.algos.on_policy import (
     IMAGE_CHUNK,
     ActorCriticSettings,
@@ -95,7 +95,7 @@ class PPO(OnPolicyAlgorithm):
                 f" = {batch}; minibatch={fitting} does"
             )
 
-    def start(self, place: Place) -> Workers:
+    def start(self, place: SamplingContext) -> Workers:
         """Samplers of fragments."""
         task = self.task
         return make_workers(self.sampler_spec(place), task.observation, task.action, task.workers, place.generation)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fever.algos.base import Iteration, Place, Stopwatch, Task
+from fever.algos.base import Iteration, SamplingContext, Stopwatch, Task
 from fever.algos.flat_params import FlatParams
 from fever.algos.on_policy import (
     OnPolicyAlgorithm,
@@ -95,7 +95,7 @@ class TRPO(OnPolicyAlgorithm):
         self.rows = 0  # in a batch of episodes, so far
         self._jitted_update = jax.jit(self._update)
 
-    def start(self, place: Place) -> Workers | Rollouts:
+    def start(self, place: SamplingContext) -> Workers | Rollouts:
         """Samplers of fragments, or players of episodes."""
         task, config, spec = self.task, self.config, self.sampler_spec(place)
         if config.timesteps_per_batch is not None:

@@ -55,7 +55,7 @@ PLACE = {  # options of all commands that can run elsewhere, named like the sett
 def leave_for(config: Any, place: dict[str, Any], quiet: bool, as_json: bool, run: Any = None) -> None:
     """With `--on`, run on that target and exit; without it, return."""
     if place and "on" not in place:
-        raise FeverError(f"--{next(iter(place)).replace('_', '-')} goes with --on")
+        raise FeverError(f"--{next(iter(place)).replace('_', '-')} has no effect without --on; add --on TARGET")
     if not place:
         return
     from fever.launch.dispatch import Order, run_elsewhere

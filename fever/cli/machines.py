@@ -77,7 +77,7 @@ def status(file: ClusterFile, as_json: Json = False) -> None:
 def down(
     file: ClusterFile,
     force: Annotated[
-        bool, typer.Option("--force", help="Also if results cannot be fetched; they are lost then.")
+        bool, typer.Option("--force", help="Shut down even if results cannot be fetched; they are lost.")
     ] = False,
 ) -> None:
     """Shut a cluster down: fetch the results that are missing here, stop everything, report what is left."""
@@ -105,7 +105,7 @@ def _say_left(left: dict[str, list[str]], again: str, force: bool = False) -> No
         print(f"{host}: {'stopped, nothing is left' if not things else 'left: ' + ', '.join(things)}")
     if any(left.values()) and not force:
         raise FeverError(
-            f"the cluster is not quite down; run {again} again when these hosts answer, or with --force to give them up"
+            f"the cluster is only partly down; run {again} again when its hosts answer, or add --force to forget them"
         )
 
 

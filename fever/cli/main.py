@@ -189,7 +189,7 @@ def _open_to_resume(word: str, runs: str, here: bool) -> Any:
 
     if current_job() is not None:
         return Run.open(word, runs)
-    from fever.launch.dispatch import settle
+    from fever.launch.dispatch import fetch_before_resume
     from fever.launch.jobs import list_jobs
 
     try:
@@ -198,10 +198,10 @@ def _open_to_resume(word: str, runs: str, here: bool) -> Any:
         path = next((job.run for job in list_jobs() if word in (job.name, job.run.name, str(job.run))), None)
         if path is None:
             raise
-        settle(path)
+        fetch_before_resume(path)
         return Run.open(str(path), runs)
     if here and (found.job / RECORD).is_file():
-        settle(found.path)
+        fetch_before_resume(found.path)
     return found
 
 

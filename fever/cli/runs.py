@@ -16,7 +16,7 @@ from fever.cli.jobs import Json
 from fever.errors import FeverError
 from fever.text import STATUS, format_count, format_number
 
-WIDE = 100  # columns of a terminal from which on the table of runs has all its own
+WIDE = 100  # terminal width from which the table of runs shows all its columns
 commands = typer.Typer()
 Runs = Annotated[str, typer.Option(envvar="FEVER_RUNS", help="Folder of run directories.")]
 RunName = Annotated[

@@ -36,7 +36,7 @@ class Envs(Protocol):
     count: int
     observation: Description  # final after the first reset, whose info may have an action mask
     action: Description
-    next_step: bool  # True: after an episode's end the next step ignores its action and returns the reset observation
+    next_step: bool  # Gymnasium's NEXT_STEP autoreset: the step after an episode's end, the phantom step, only resets
     stack: int  # frames in the last axis of an encoded image, newest last, shifted by one in every step; 1: not stacked
 
     def reset(self, seeds: list[int]) -> np.ndarray: ...

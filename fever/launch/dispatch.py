@@ -44,7 +44,7 @@ class Order:
     def reserve(self, run: Path) -> None:
         """Make sure that nobody else uses the run directory, jobs included that are still queued."""
         if self.run is not None:
-            settle(run)
+            fetch_before_resume(run)
             return
         if (run / layout.CONFIG).exists():
             other = f"{resume_words(run)} --on {self.on}"
@@ -82,8 +82,8 @@ def run_elsewhere(order: Order) -> int:
     return load_target(order.on, order.options).run(order)
 
 
-def settle(run: Path) -> None:
-    """Before a run is resumed: nobody else trains it, and all that its last job has made is on this machine."""
+def fetch_before_resume(run: Path) -> None:
+    """Before a run is resumed: refuse one that is being trained, and fetch what its last job wrote."""
     from fever.runs.run import Run
 
     if Run(run).running:

@@ -85,7 +85,7 @@ def _options() -> list[Finding]:
 def _traps() -> list[Finding]:
     findings = []
     if os.environ.get("LD_PRELOAD"):
-        findings.append(Finding("note", "LD_PRELOAD", "is set; it goes into every process and may break Ray's"))
+        findings.append(Finding("note", "LD_PRELOAD", "is set; it is loaded into every process and may break Ray"))
     if os.environ.get("RAY_ADDRESS"):
         findings.append(Finding("note", "RAY_ADDRESS", "is set; fever starts a private Ray all the same"))
     if os.environ.get("OMP_NUM_THREADS", "1") != "1":

@@ -23,9 +23,9 @@ from fever.launch.targets import Target, restore_target
 
 PATIENCE_SECONDS = 90.0  # for a run to save, before its job is cancelled
 LOOK_SECONDS = 0.5  # between two looks at a job's files
-ASK_SECONDS = 10.0  # between two questions to its scheduler
+ASK_SECONDS = 10.0  # between two status queries to its scheduler
 BRISK_SECONDS = 20.0  # from its submission on, in which the scheduler is asked every second
-REQUEUE_SECONDS = 30.0  # for a job that continues to be in its queue again
+REQUEUE_SECONDS = 30.0  # for a requeued job to appear in its queue
 SILENT = "does not answer"  # how the reason begins if a job's cluster cannot be asked
 
 
@@ -250,7 +250,7 @@ def undo_for(run: Path) -> Callable[[], None]:
 
 
 def discard(run: Path) -> None:
-    """Remove a run directory that was made in vain, and the folder of runs if that is empty."""
+    """Remove the run directory of a job that was not submitted, and the folder of runs if that is empty."""
     shutil.rmtree(run, ignore_errors=True)
     with suppress(OSError):
         run.parent.rmdir()

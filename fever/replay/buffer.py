@@ -54,7 +54,7 @@ class Batch:
     rewards: np.ndarray  # float32 [count]
     discounts: np.ndarray  # float32 [count]
     serials: np.ndarray  # int64 [count], running numbers of the transitions, for `update`
-    mass: np.ndarray  # float32 [count], size * probability; importance weights are mass**-beta, normalised
+    relative_priorities: np.ndarray  # float32 [count], size * probability; weights are this**-beta, normalised
 
 
 @dataclass(frozen=True)
@@ -165,9 +165,9 @@ class ReplayBuffer:
     def sample(self, rng: np.random.Generator, count: int) -> Batch:
         """Sample living transitions with replacement: in proportion to their priorities, or uniformly."""
         slots = self._draw_uniform(rng, count) if self.tree is None else self._draw(self.tree, rng, count)
-        mass = np.ones(count, np.float32)
+        relative = np.ones(count, np.float32)
         if self.tree is not None:
-            mass = (self.tree.get(slots) * (self.size / self.tree.total)).astype(np.float32)
+            relative = (self.tree.get(slots) * (self.size / self.tree.total)).astype(np.float32)
         pointers = self.pointers.take(slots, axis=0)
         return Batch(
             observations=self._observations(pointers[:, 0]),
@@ -176,7 +176,7 @@ class ReplayBuffer:
             rewards=self.rewards.take(slots),
             discounts=self.discounts.take(slots),
             serials=self.added - 1 - (self.added - 1 - slots) % self.spec.capacity,
-            mass=mass,
+            relative_priorities=relative,
         )
 
     def update(self, serials: np.ndarray, errors: np.ndarray) -> None:

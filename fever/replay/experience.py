@@ -23,7 +23,7 @@ from fever.replay.buffer import Batch, ReplayBuffer, ReplaySpec
 from fever.replay.explorer import Exploration, Explorer
 from fever.sampling.pool import Pool
 from fever.sampling.spec import Report, SamplerSpec
-from fever.signals import uncut
+from fever.signals import uninterruptible
 from fever.text import format_bytes
 
 BUFFER_STREAM = 2**32 - 2  # random stream of the buffer, in the place of a worker's index
@@ -56,7 +56,7 @@ class Draw:
 
     batch: Batch
     shard: int = 0
-    life: int = 0  # how often the shard had been replaced
+    generation: int = 0  # how often the shard had been replaced
 
 
 class Experience(Pool):
@@ -64,7 +64,7 @@ class Experience(Pool):
 
     def __init__(self, spec: ExperienceSpec) -> None:
         self.spec = spec
-        self.added = self.drawn = self.version = 0  # transitions in and out; gradient steps behind the newest weights
+        self.added = self.drawn = self.version = 0  # transitions added and drawn; version of the weights
         self.params: Any = None
         self.epsilons = np.ones(spec.exploration.explorers)
         self.reports: list[Report] = []
@@ -116,7 +116,7 @@ class LocalExperience(Experience):
     def draw(self) -> Draw | None:
         if self.owed() < self.spec.draw:
             block, report = self.explorer.explore(self.params, self.version, self.epsilons, self.steps)
-            with uncut():  # an interrupted run saves the buffer, which must be consistent
+            with uninterruptible():  # an interrupted run saves the buffer, which must be consistent
                 self.added += self.buffer.add(block)
             self.reports.append(report)
         if self.owed() < self.spec.draw or not self.buffer.size:

@@ -33,7 +33,7 @@ from fever.sampling.spec import Report
 AHEAD = 2  # calls that an explorer, and draws that a shard, has in hand
 SLACK = 4  # draws by which either side may run ahead of the ratio
 MEASURE_SECONDS = 0.2  # between two looks at all priorities of a shard, which take milliseconds for a million
-PATIENCE = 0.2  # seconds that the learner waits for a draw before it looks after other things
+PATIENCE = 0.2  # seconds that the learner waits for a draw before `draw` returns None
 
 
 class ShardExplorer(Explorer):
@@ -88,20 +88,22 @@ class RayExperience(ThreadedPool, Experience):
         Experience.__init__(self, spec)
         spaces = spec.observation, spec.action
         ThreadedPool.__init__(self, ShardExplorer, spec.sampler, (*spaces, spec.exploration), workers, generation)
-        self.lives = [generation] * spec.shards
+        self.shard_generations = [generation] * spec.shards
         self.shards = [self._start_shard(index) for index in range(spec.shards)]
         self.measures: list[dict[str, float]] = [{} for _ in self.shards]
         self.ready: queue.SimpleQueue[Draw] = queue.SimpleQueue()
-        self.hungry: set[int] = set()  # shards that have nothing to draw
+        self.empty_shards: set[int] = set()  # shards that have nothing to draw
         self.turns = list(range(spec.shards))  # the shard that was drawn from longest ago comes first
         self.exploring: dict[Any, int] = {}  # call -> worker
-        self.drawing: dict[Any, tuple[int, int]] = {}  # call -> shard, its life
+        self.drawing: dict[Any, tuple[int, int]] = {}  # call -> shard, its generation
         self.reports_lock = threading.Lock()
         self.start_all()
 
     def _start_shard(self, index: int) -> Any:
         actor = self.ray.remote(ShardActor).options(num_cpus=0, max_restarts=0, scheduling_strategy="SPREAD")
-        return actor.remote(self.spec.replay, [self.spec.sampler.seed, BUFFER_STREAM, self.lives[index], index])
+        return actor.remote(
+            self.spec.replay, [self.spec.sampler.seed, BUFFER_STREAM, self.shard_generations[index], index]
+        )
 
     # the learner's side
 
@@ -117,7 +119,7 @@ class RayExperience(ThreadedPool, Experience):
             return None
 
     def update(self, draw: Draw, errors: np.ndarray) -> None:
-        if draw.life == self.lives[draw.shard]:
+        if draw.generation == self.shard_generations[draw.shard]:
             self.shards[draw.shard].update.remote(draw.batch.serials, errors)
 
     def measure(self) -> dict[str, float]:
@@ -137,7 +139,7 @@ class RayExperience(ThreadedPool, Experience):
     def submit(self) -> None:
         """Calls for explorers that have too few in hand, and draws from shards, as far as the ratio allows."""
         spec, owed = self.spec, self.owed()
-        if owed < SLACK * spec.draw * len(self.shards) or self.added < spec.warmup or self.hungry:
+        if owed < SLACK * spec.draw * len(self.shards) or self.added < spec.warmup or self.empty_shards:
             busy = Counter(self.exploring.values())
             for index in self.active:
                 for _ in range(AHEAD - busy[index]):
@@ -147,13 +149,13 @@ class RayExperience(ThreadedPool, Experience):
         drawing = Counter(index for index, _ in self.drawing.values())
         room = AHEAD * len(self.shards) - self.ready.qsize() - len(self.drawing)
         for _ in range(room):
-            able = [index for index in self.turns if drawing[index] < AHEAD and index not in self.hungry]
+            able = [index for index in self.turns if drawing[index] < AHEAD and index not in self.empty_shards]
             if not able or owed < spec.draw:
                 return
             index = able[0]
             self.turns.remove(index)
             self.turns.append(index)
-            self.drawing[self.shards[index].draw.remote(spec.draw)] = index, self.lives[index]
+            self.drawing[self.shards[index].draw.remote(spec.draw)] = index, self.shard_generations[index]
             self.drawn += spec.draw
             drawing[index] += 1
             owed -= spec.draw
@@ -168,29 +170,29 @@ class RayExperience(ThreadedPool, Experience):
                 return
             report, added = done
             self.added += added
-            self.hungry.discard(index % len(self.shards))
+            self.empty_shards.discard(index % len(self.shards))
             with self.reports_lock:
                 self.reports.append(report)
             return
         if call not in self.drawing:  # of an explorer that was replaced meanwhile
             return
-        index, life = self.drawing.pop(call)
+        index, generation = self.drawing.pop(call)
         try:
             batch, measures = self.get(call)
         except self.lost as error:
             batch, measures = None, {}
-            if life == self.lives[index]:
+            if generation == self.shard_generations[index]:
                 reason = reason_of(error)
                 logging.warning("shard %d of the replay buffer died and is replaced by an empty one: %s", index, reason)
                 self.restarts += 1
-                self.lives[index] += 1
+                self.shard_generations[index] += 1
                 self.shards[index] = self._start_shard(index)
         self.measures[index] = measures
         if batch is None:
             self.drawn -= self.spec.draw
-            self.hungry.add(index)
+            self.empty_shards.add(index)
         else:
-            self.ready.put(Draw(batch, index, life))
+            self.ready.put(Draw(batch, index, generation))
 
     # checkpoints and the end
 

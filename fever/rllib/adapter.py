@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from fever import layout
-from fever.algos.base import Iteration, Place, State
+from fever.algos.base import Iteration, SamplingContext, State
 from fever.config import RunConfig
 from fever.envs.make import make_envs
 from fever.envs.source import EnvContext, EnvSource
@@ -67,7 +67,7 @@ def prepare_rllib(config: RunConfig, source: EnvSource, say: Callable[[str], Non
     learner = RllibLearner(config, source, spaces)
     policy = {"rllib": config.algo, "observation": spaces.observation, "action": spaces.action}
     made = with_env_config(source)
-    return Prepared(config, learner, policy, made, on_ray=True, uncut=True, files=RllibFiles(learner))
+    return Prepared(config, learner, policy, made, on_ray=True, uninterruptible=True, files=RllibFiles(learner))
 
 
 def with_defaults(config: RunConfig) -> RunConfig:
@@ -112,7 +112,7 @@ class RllibLearner:
         self.host = socket.gethostname()
         self.counted = 0  # steps by RLlib's count, which may restart at 0 when a run is resumed
 
-    def start(self, place: Place) -> RllibPool:
+    def start(self, place: SamplingContext) -> RllibPool:
         """Build RLlib's algorithm with its env runners, and restore its checkpoint if there is one."""
         from ray.tune.registry import register_env
 

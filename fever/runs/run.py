@@ -137,7 +137,7 @@ class Run:
 
     def lock(self) -> None:
         """Claim the directory for this process until `close`; forked children do not hold the lock."""
-        from filelock import FileLock, Timeout  # 0.05 s that reading a run does not need
+        from filelock import FileLock, Timeout  # imported here: takes 0.05 s, and reading a run needs no lock
 
         path = self.path / layout.LOCK
         lock = FileLock(path, timeout=LOCK_SECONDS, thread_local=False)
@@ -211,7 +211,7 @@ class Run:
 
     # checkpoints
 
-    def save(
+    def save_checkpoint(
         self,
         arrays: dict[str, np.ndarray],
         manifest: dict[str, Any],

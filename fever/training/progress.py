@@ -116,9 +116,9 @@ class Progress:
 def phase_shares(iteration: Iteration, wall: float, workers: int) -> dict[str, float]:
     """Where the `wall` seconds of an iteration went: shares of environment, inference, transfer and learning.
 
-    Shares of workers are means over them. Where workers do not wait for the learner, they are busy while it is: their
-    two shares and the learner's two are of the same time, and each pair is at most 1. What such a worker reports may
-    have been made before the iteration began; then it was busy all the time, and the shares are scaled to that.
+    The shares of environment and inference are means over workers. Asynchronous workers sample while the learner
+    learns: the workers' two shares and the learner's two then cover the same time, and each pair is at most 1. Their
+    reports may include time before the iteration began; the workers' shares are then scaled down to sum to 1.
     """
     if not iteration.seconds:  # not known
         return {}

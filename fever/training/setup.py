@@ -45,7 +45,7 @@ class Prepared:
     source: EnvSource  # the environment and its arguments
     all_cores: int | None = None  # number of cores, if every one of them is to have a worker
     on_ray: bool = False  # needs Ray even without workers
-    uncut: bool = False  # an iteration cannot be interrupted: a signal waits for its end
+    uninterruptible: bool = False  # an iteration cannot be interrupted: a signal waits for its end
     files: Files | None = None  # what checkpoints hold besides arrays
 
 

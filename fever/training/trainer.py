@@ -110,17 +110,17 @@ class Trainer:
         self.progress = Progress(self.config.stop)
         self.pool: Pool | None = None
         self.closing = False
-        self.consistent = True  # the learner's state; while an iteration runs that cannot be cut short, it is not
+        self.consistent = True  # whether the learner's state can be saved; not within an uninterruptible iteration
         self.replay_due = 0.0  # when the replay buffer is to be saved again
         self.interrupts = Interrupts(self._say_that_it_waits, held=True)
         self.seconds = {"setup": 0.0, "first_batch": 0.0, "iterations": 0.0, "checkpoints": 0.0, "stop": 0.0}
 
     def _say_that_it_waits(self) -> None:
-        """Called by a signal in the middle of anything: not through the display, which may be drawing."""
-        if (self.prepared.uncut or self.closing) and not self.display.silent:
+        """Called from the signal handler; writes to stderr itself, because the display may be drawing."""
+        if (self.prepared.uninterruptible or self.closing) and not self.display.silent:
             iterating = f"{self.config.algo} finishes its iteration, then the run is saved"
             what = "the environments are being closed" if self.closing else iterating
-            os.write(2, f"\nfever: {what}; Ctrl-C again does not wait\n".encode())
+            os.write(2, f"\nfever: {what}; press Ctrl-C again to stop at once\n".encode())
 
     def run(self) -> Result:
         """Train until a stop rule is met, a callback or a signal asks to stop, or something fails; leave a complete
@@ -163,9 +163,9 @@ class Trainer:
             if self.resuming:
                 self._restore(run)
             logging.info("training %s with %s", self.source.name, self.config.algo)
-            with self.interrupts.open():
+            with self.interrupts.allow():
                 pool = self._start(run)
-            if self.resuming:  # nothing can be refused any more
+            if self.resuming:  # all checks have passed
                 run.write_config(self.config)
             (run.path / layout.SUMMARY).unlink(missing_ok=True)
             self.info.metrics = self.progress.counters(self.learner.steps)
@@ -182,7 +182,7 @@ class Trainer:
 
     def _start(self, run: Run) -> Pool:
         """Start what gathers experience, with the replay buffer that a resumed run had saved."""
-        from fever.algos.base import Place
+        from fever.algos.base import SamplingContext
 
         count = self.config.workers
         assert isinstance(count, int)
@@ -192,7 +192,7 @@ class Trainer:
             if is_elastic():
                 try_everywhere(connect(count), self.prepared.source)
         workdir = run.path.resolve() / layout.WORK
-        place = Place(self.source, workdir, self.progress.generation, self.config.gpus_per_worker)
+        place = SamplingContext(self.source, workdir, self.progress.generation, self.config.gpus_per_worker)
         self.pool = pool = self.learner.start(place)
         if self.prepared.all_cores is not None:
             pool.track_cores(self.prepared.all_cores)
@@ -247,12 +247,12 @@ class Trainer:
         self.seconds["setup"] = self.progress.begin - self.created
         saved = time.monotonic()
         iterations = self.learner.train(pool)
-        interrupts, uncut = self.interrupts, self.prepared.uncut
+        interrupts, uninterruptible = self.interrupts, self.prepared.uninterruptible
         reason = ""
         while not reason:
             interrupts.check()
             began = time.perf_counter()
-            self.consistent, interrupts.impatient = not uncut, uncut
+            self.consistent, interrupts.impatient = not uninterruptible, uninterruptible
             iteration = next(iterations)
             self.consistent, interrupts.impatient = True, False
             wall = time.perf_counter() - began
@@ -305,7 +305,7 @@ class Trainer:
         }
         files = self.prepared.files
         keep = self.config.checkpoint_keep
-        path = run.save({**state.arrays, **weights}, manifest, keep, files.save if files else None)
+        path = run.save_checkpoint({**state.arrays, **weights}, manifest, keep, files.save if files else None)
         if with_replay:
             before = time.monotonic()
             self.pool.save(run.path / layout.REPLAY)
@@ -323,7 +323,8 @@ class Trainer:
         kept, now = checkpoint.manifest["policy"], self.prepared.policy
         checkpoint.check_spaces(now["observation"], now["action"], self.source.name)
         if kept != json.loads(json.dumps(now)):
-            raise FeverError(f"{checkpoint.path} has another network than the configuration of {run.path} asks for")
+            where = run.path / layout.CONFIG
+            raise FeverError(f"{checkpoint.path} has another network; restore the network settings in {where}")
         arrays = checkpoint.arrays()
         weights = {k.removeprefix(WEIGHTS_PREFIX): arrays.pop(k) for k in [*arrays] if k.startswith(WEIGHTS_PREFIX)}
         self.learner.restore(State(arrays, checkpoint.manifest["algorithm"]), weights)

@@ -76,7 +76,7 @@ def best_of(records: Iterable[Record]) -> Record | None:
 def commonest_error(records: Iterable[Record]) -> str:
     """The most frequent error of failed trials."""
     errors = Counter(one.error for one in records if one.error)
-    return str(errors.most_common(1)[0][0]) if errors else "nothing is known"
+    return str(errors.most_common(1)[0][0]) if errors else "no error was recorded"
 
 
 def write_best(path: Path, config: RunConfig, best: Record) -> None:

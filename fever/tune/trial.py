@@ -127,7 +127,7 @@ class Trial(Callback):
             elif isinstance(error, Exception):
                 self.reports.put(error)
             else:
-                self.reports.put(TrainingError(f"it was ended from inside, by {error!r}"))
+                self.reports.put(TrainingError(f"the environment or algorithm exited with {error!r}"))
 
     def _run(self, index: int) -> None:
         """Train one seed to its end, from its last checkpoint if it has one."""

@@ -55,7 +55,7 @@ def draw(updates: int = 1, batch: int = 8, seed: int = 0) -> Batch:
         rewards=rng.normal(0, 1.5, count).astype(np.float32),
         discounts=rng.choice(np.array([0, 0.5, 0.9], np.float32), count),
         serials=np.arange(count),
-        mass=rng.uniform(0.2, 4, count).astype(np.float32),
+        relative_priorities=rng.uniform(0.2, 4, count).astype(np.float32),
     )
 
 
@@ -150,7 +150,7 @@ def test_dueling_values_are_the_state_value_and_the_centred_advantages() -> None
 def test_importance_weights_by_hand() -> None:
     dqn = make(total_steps=1000, importance=0.5, batch=2, updates=2)
     batch = draw(2, 2)
-    batch.mass = np.array([1, 4, 0.25, 16], np.float32)
+    batch.relative_priorities = np.array([1, 4, 0.25, 16], np.float32)
     for steps, beta in ((0, 0.5), (500, 0.75), (1000, 1.0), (5000, 1.0)):
         dqn.steps = steps
         expected = [[1, 4**-beta], [1, 64**-beta]]  # the largest of each batch is 1
@@ -164,7 +164,7 @@ def test_importance_weights_weigh_the_loss() -> None:
     batch = draw()
     losses = []
     for row in range(8):
-        batch.mass = np.where(np.arange(8) == row, np.float32(1e-6), np.float32(1e6))
+        batch.relative_priorities = np.where(np.arange(8) == row, np.float32(1e-6), np.float32(1e6))
         dqn = make(importance=1.0, loss="squared")
         errors, metrics = learn(dqn, batch)
         losses.append(metrics[0, 0])

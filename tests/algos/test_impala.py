@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fever.algos.base import Place
+from fever.algos.base import SamplingContext
 from fever.algos.impala import APPO, STEP_METRICS, APPOConfig, Impala, ImpalaConfig
 from fever.envs.source import EnvSource
 from fever.errors import TrainingError
@@ -340,7 +340,7 @@ def test_the_loop_publishes_every_version_and_says_how_old_its_experience_is() -
 
 def test_in_one_process_all_experience_is_fresh() -> None:
     impala = make(fragments=2)
-    stream = impala.start(Place(EnvSource(CounterEnv), None, 0))
+    stream = impala.start(SamplingContext(EnvSource(CounterEnv), None, 0))
     for number, iteration in zip(range(1, 4), impala.train(stream), strict=False):
         assert iteration.seconds.keys() == {"transfer", "sample", "learn"}
         assert iteration.metrics["policy_lag_max"] == 0

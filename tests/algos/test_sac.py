@@ -51,7 +51,7 @@ def draw(updates: int = 1, seed: int = 0) -> Batch:
         rewards=rng.normal(0, 1.5, count).astype(np.float32),
         discounts=rng.choice(np.array([0, 0.5, 0.9], np.float32), count),
         serials=np.arange(count),
-        mass=np.ones(count, np.float32),
+        relative_priorities=np.ones(count, np.float32),
     )
 
 

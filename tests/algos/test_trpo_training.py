@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import fever
-from fever.algos.base import Place
+from fever.algos.base import SamplingContext
 from fever.algos.trpo import METRICS, TRPO, episode_statistics
 from fever.envs.source import EnvSource
 from fever.errors import FeverError
@@ -41,7 +41,7 @@ from tests.helpers import SEEDS
 def episodes(target: Any = DrawnEnv, wanted: int = 240, **settings: Any) -> tuple[TRPO, LocalRollouts]:
     """240 steps and a last episode of at most 60 fit into 300 rows."""
     trpo = make(target, timesteps_per_batch=wanted, **settings)
-    pool = trpo.start(Place(EnvSource(target), Path("unused"), 0))
+    pool = trpo.start(SamplingContext(EnvSource(target), Path("unused"), 0))
     assert isinstance(pool, LocalRollouts)
     return trpo, pool
 
@@ -153,7 +153,7 @@ def test_a_restored_algorithm_learns_on_as_if_nothing_had_happened(whole: bool) 
             sampling = sampler(original)
             while True:
                 yield [sampling.sample(original.weights())]
-        pool = original.start(Place(EnvSource(target), Path("unused"), 0))
+        pool = original.start(SamplingContext(EnvSource(target), Path("unused"), 0))
         while True:
             pool.broadcast(original.weights())
             yield original.collect(pool)

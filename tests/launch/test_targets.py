@@ -146,7 +146,7 @@ def test_dry_run_prints_the_script_and_makes_nothing(fever: Any, tmp_path: Path)
 def test_options_of_a_target_need_one(fever: Any) -> None:
     for words in (["--nodes", "3"], ["--time", "10m"], ["--gpus", "1"], ["--dry-run"], ["--requeue"]):
         done = fever("train", "CartPole-v1", *words)
-        assert (done.returncode, done.stderr) == (2, f"fever: {words[0]} goes with --on\n")
+        assert (done.returncode, done.stderr) == (2, f"fever: {words[0]} has no effect without --on; add --on TARGET\n")
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ class Naive:
 
 
 def check_rows(batch: Batch, rows: list[dict[str, Any]]) -> None:
-    assert (batch.serials.dtype, batch.mass.dtype) == (np.int64, np.float32)
+    assert (batch.serials.dtype, batch.relative_priorities.dtype) == (np.int64, np.float32)
     for name in ("observations", "next_observations", "actions", "rewards", "discounts"):
         array, expected = getattr(batch, name), np.stack([rows[serial][name] for serial in batch.serials])
         assert (array.dtype, array.flags.c_contiguous) == (expected.dtype, True)
@@ -209,14 +209,16 @@ def test_the_buffer_agrees_with_a_plain_list(spec: ReplaySpec, kind: Any, data: 
         assert set(batch.serials) <= set(living)
         check_rows(batch, naive.rows)
         if not spec.prioritized:
-            assert (batch.mass == 1).all()
+            assert (batch.relative_priorities == 1).all()
             assert buffer.priority_mean == 1
             continue
         priorities = {serial: naive.rows[serial]["priority"] for serial in living}
         assert buffer.priority_mean == pytest.approx(np.mean(list(priorities.values())))
         # Of the dead, only those that were drawn have lost their priorities, so the masses agree up to a factor.
         expected = np.array([priorities[serial] for serial in batch.serials])
-        np.testing.assert_allclose(batch.mass / batch.mass[0], expected / expected[0], rtol=1e-5)
+        np.testing.assert_allclose(
+            batch.relative_priorities / batch.relative_priorities[0], expected / expected[0], rtol=1e-5
+        )
         for serial, error in zip(batch.serials, errors := rng.normal(size=300), strict=True):
             naive.rows[serial]["priority"] = (abs(error) + 1e-6) ** spec.alpha
         buffer.update(batch.serials, errors)
@@ -236,7 +238,7 @@ def test_the_mass_by_hand() -> None:
     assert buffer.add(block) == 4
     assert buffer.priority_mean == pytest.approx(4)
     batch = buffer.sample(np.random.default_rng(0), 1600)
-    np.testing.assert_allclose(batch.mass, np.array([0.5, 0.75, 1, 1.75])[batch.serials], rtol=1e-5)
+    np.testing.assert_allclose(batch.relative_priorities, np.array([0.5, 0.75, 1, 1.75])[batch.serials], rtol=1e-5)
     np.testing.assert_allclose(np.bincount(batch.serials), [200, 300, 400, 700], atol=1)
     buffer.update(np.array([3, 1, 1, -1, 4, 40]), np.array([-1, 0, 64, 1e9, 1e9, 1e9]))  # roots 2, 8, 4, 1 of 15
     batch = buffer.sample(np.random.default_rng(0), 1500)

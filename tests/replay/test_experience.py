@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 
 import fever
-from fever.algos.base import Place
+from fever.algos.base import SamplingContext
 from fever.algos.dqn import DQN, DQNConfig
 from fever.envs.source import EnvSource
 from fever.errors import FeverError
 from fever.replay.experience import LocalExperience, load_shards, save_shards
 from fever.replay.make import make_experience
 from fever.runs.run import Run
-from fever.signals import Interrupts, cuttable
+from fever.signals import Interrupts, interruptible
 from fever.training.trainer import resume
 from tests.factories import make_task
 
@@ -37,7 +37,7 @@ def start(folder: Path, generation: int = 0, env: str = "CartPole-v1", **setting
     """An experience in this process, with weights published; draws of 32 transitions, unless the settings say else."""
     settings = {"hidden": (8,), "batch": 16, "updates": 2, "warmup": 100, "buffer": 400, "n_step": 3, **settings}
     algorithm = DQN(DQNConfig(**settings), make_task(env))
-    experience = algorithm.start(Place(EnvSource(env), folder, generation))
+    experience = algorithm.start(SamplingContext(EnvSource(env), folder, generation))
     experience.publish(algorithm.weights(), 0, np.full(2, 0.5))
     return experience
 
@@ -108,7 +108,7 @@ def test_a_signal_cuts_no_block_in_two(tmp_path: Path, monkeypatch: pytest.Monke
         return count
 
     monkeypatch.setattr(experience.buffer, "add", interrupted)
-    with Interrupts(held=True), pytest.raises(KeyboardInterrupt), cuttable():  # noqa: PT012 - some add nothing yet
+    with Interrupts(held=True), pytest.raises(KeyboardInterrupt), interruptible():  # noqa: PT012 - some add nothing yet
         for _ in range(100):
             experience.draw()
     assert experience.added == experience.buffer.arrays()["counters"][1] > 0

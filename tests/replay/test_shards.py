@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from fever.algos.apex import Apex, ApexConfig
-from fever.algos.base import Place
+from fever.algos.base import SamplingContext
 from fever.envs.source import EnvSource
 from fever.errors import ContractError, FeverError, TrainingError
 from fever.replay.experience import Draw, load_shards
@@ -51,7 +51,7 @@ def started(
     }  # fmt: skip
     source = EnvSource(env, kwargs or {})
     algorithm = Apex(ApexConfig(**settings), make_task(source, workers=workers))
-    experience = algorithm.start(Place(source, folder, 0))
+    experience = algorithm.start(SamplingContext(source, folder, 0))
     assert isinstance(experience, RayExperience)
     try:
         if publish:
@@ -231,10 +231,11 @@ def test_a_killed_shard_is_replaced_by_an_empty_one(tmp_path: Path, ray: Any) ->
             return experience.shards[0] is not victim
 
         wait_for(replaced, "replacement")
-        assert (experience.restarts, experience.lives[0]) == (1, 1)
+        assert (experience.restarts, experience.shard_generations[0]) == (1, 1)
         experience.update(stale, np.ones(64))  # serials of another life are not for the new shard
         wait_for(
-            lambda: any(draw.shard == 0 and draw.life == 1 for draw in learn(experience, 2)), "draw of the new one"
+            lambda: any(draw.shard == 0 and draw.generation == 1 for draw in learn(experience, 2)),
+            "draw of the new one",
         )
         wait_for(lambda: {draw.shard for draw in learn(experience, 20)} == {0, 1}, "draws of both")
         assert experience.drawn <= 4.0 * (experience.added - 100)
@@ -252,7 +253,7 @@ def test_the_only_shard_may_die(resting: bool, tmp_path: Path, ray: Any) -> None
         if resting:
             rest(experience)
         ray.kill(experience.shards[0])
-        wait_for(lambda: any(draw.life == 1 for draw in learn(experience, 1)), "draw of the new one")
+        wait_for(lambda: any(draw.generation == 1 for draw in learn(experience, 1)), "draw of the new one")
         assert experience.restarts == 1
 
 

@@ -22,7 +22,7 @@ SMALL = {"envs": 2, "steps": 16, "minibatch": 32, "epochs": 2}
 def test_last_and_best_checkpoints_are_kept(tmp_path: Path) -> None:
     run = Run.create(RunConfig(env="X-v0", runs=str(tmp_path), name="a"), {})
     for iteration, score in enumerate([None, 1.0, 9.0, 3.0, 4.0, 5.0], start=1):
-        run.save({"x": np.arange(3.0)}, {"iteration": iteration, "score": score}, keep=2)
+        run.save_checkpoint({"x": np.arange(3.0)}, {"iteration": iteration, "score": score}, keep=2)
     assert [one.iteration for one in run.checkpoints()] == [3, 5, 6]
     assert run.checkpoint("best").iteration == 3
     assert run.checkpoint("last").iteration == 6
@@ -33,14 +33,14 @@ def test_last_and_best_checkpoints_are_kept(tmp_path: Path) -> None:
 
 def test_interrupted_save_leaves_the_older_checkpoint_in_force(tmp_path: Path, monkeypatch: Any) -> None:
     run = Run.create(RunConfig(env="X-v0", runs=str(tmp_path), name="a"), {})
-    run.save({"x": np.arange(3.0)}, {"iteration": 1, "score": None}, keep=2)
+    run.save_checkpoint({"x": np.arange(3.0)}, {"iteration": 1, "score": None}, keep=2)
 
     def cut(*_: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("fever.runs.run.write_atomically", cut)
     with pytest.raises(KeyboardInterrupt):
-        run.save({"x": np.arange(3.0)}, {"iteration": 2, "score": None}, keep=2)
+        run.save_checkpoint({"x": np.arange(3.0)}, {"iteration": 2, "score": None}, keep=2)
     assert [one.iteration for one in run.checkpoints()] == [1]
 
 
@@ -49,7 +49,7 @@ def test_a_kill_while_a_checkpoint_is_dropped_leaves_the_new_one(
     tmp_path: Path, monkeypatch: Any, iteration: int
 ) -> None:
     run = Run.create(RunConfig(env="X-v0", runs=str(tmp_path), name="a"), {})
-    run.save({"x": np.arange(3.0)}, {"iteration": 1, "score": None}, keep=1)
+    run.save_checkpoint({"x": np.arange(3.0)}, {"iteration": 1, "score": None}, keep=1)
 
     def cut(path: Path, **_: Any) -> None:
         (path / "manifest.json").unlink()
@@ -58,20 +58,20 @@ def test_a_kill_while_a_checkpoint_is_dropped_leaves_the_new_one(
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", cut)
         with pytest.raises(KeyboardInterrupt):
-            run.save({"x": np.ones(3)}, {"iteration": iteration, "score": None}, keep=1)
+            run.save_checkpoint({"x": np.ones(3)}, {"iteration": iteration, "score": None}, keep=1)
     assert [one.iteration for one in run.checkpoints()] == [iteration]
     assert run.checkpoint().arrays()["x"].tolist() == [1, 1, 1]
     (run.path / "checkpoints" / ".partial-1").mkdir()
     (run.path / "checkpoints" / "00000003").mkdir()  # as older versions left it
     assert run.checkpoint().iteration == iteration
-    run.save({"x": np.arange(3.0)}, {"iteration": 3, "score": None}, keep=1)
+    run.save_checkpoint({"x": np.arange(3.0)}, {"iteration": 3, "score": None}, keep=1)
     assert [path.name for path in (run.path / "checkpoints").iterdir()] == ["00000003"]
 
 
 def test_checkpoint_keeps_shapes_and_scalars(tmp_path: Path) -> None:
     run = Run.create(RunConfig(env="X-v0", runs=str(tmp_path), name="a"), {})
     arrays = {"scalar": np.asarray(3.5), "transposed": np.arange(6.0).reshape(2, 3).T, "empty": np.zeros((2, 0))}
-    run.save(arrays, {"iteration": 1, "score": None}, keep=1)
+    run.save_checkpoint(arrays, {"iteration": 1, "score": None}, keep=1)
     loaded = run.checkpoint().arrays()
     for name, array in arrays.items():
         np.testing.assert_array_equal(loaded[name], array)

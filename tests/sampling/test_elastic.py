@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fever.algos.base import Place
+from fever.algos.base import SamplingContext
 from fever.algos.registry import find_algorithm
 from fever.config import validate
 from fever.envs.source import EnvSource
@@ -40,7 +40,7 @@ def training(algo: str, folder: Path) -> Iterator[tuple[Any, Callable[[], set[in
     kind = find_algorithm(algo)
     settings = validate(kind.Config, {"hidden": [8], **SETTINGS[algo]}, algo)
     algorithm = kind(settings, make_task(source, workers=2))
-    pool: Any = algorithm.start(Place(source, folder, 0))
+    pool: Any = algorithm.start(SamplingContext(source, folder, 0))
     assert isinstance(pool, RayPool)
     pool.cluster.elastic = True
     have(pool, 2)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import fever.sampling.ray_pool
-from fever.algos.base import Place
+from fever.algos.base import SamplingContext
 from fever.algos.impala import Impala, ImpalaConfig
 from fever.envs.source import EnvSource
 from fever.errors import ContractError, TrainingError
@@ -50,7 +50,7 @@ def started(
     """A stream, its samplers at work with weights of version 0, and these weights."""
     source = EnvSource(env, kwargs or {})
     algorithm = learner(source, workers, **settings)
-    stream = algorithm.start(Place(source, folder, 0))
+    stream = algorithm.start(SamplingContext(source, folder, 0))
     try:
         if publish:
             stream.publish(algorithm.weights(), 0)
@@ -188,7 +188,7 @@ def test_every_fragment_was_made_with_the_weights_of_its_version() -> None:
     source = EnvSource("CartPole-v1")
     algorithm = learner(source, 2)
     network, distribution, weights = algorithm.network, algorithm.distribution, {}
-    stream = algorithm.start(Place(source, None, 0))
+    stream = algorithm.start(SamplingContext(source, None, 0))
     try:
         latest: Counter[int] = Counter()
         for version in range(30):

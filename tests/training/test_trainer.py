@@ -223,7 +223,7 @@ def test_what_was_not_saved_is_not_said_to_be(tmp_path: Path, monkeypatch: Any, 
     act_in_learning(monkeypatch, 3, cut)
     display = Messages()
     trainer = prepared(tmp_path, display)
-    trainer.prepared = replace(trainer.prepared, uncut=True)  # as RLlib's: what was cut is not saved
+    trainer.prepared = replace(trainer.prepared, uninterruptible=True)  # as RLlib's: what was cut is not saved
     with pytest.raises(
         KeyboardInterrupt if interrupted else RuntimeError,
         match="^before anything was saved; nothing is left behind$" if interrupted else "a fault",

@@ -310,7 +310,7 @@ def test_trial_whose_environment_exits_fails(tmp_path: Path) -> None:
         trial.may_continue.release()
         report = trial.reports.get(timeout=240)
     assert isinstance(report, TrainingError)
-    assert str(report) == "it was ended from inside, by SystemExit('no licence')"
+    assert str(report) == "the environment or algorithm exited with SystemExit('no licence')"
 
 
 def test_trial_without_an_episode_says_so(tmp_path: Path, store: Any) -> None:

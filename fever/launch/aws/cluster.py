@@ -29,7 +29,7 @@ from fever.launch.aws import config, resources
 from fever.launch.aws.config import render
 from fever.launch.aws.launcher import run_ray
 from fever.launch.aws.leftovers import Leftover, find_leftovers, remove_leftovers
-from fever.launch.aws.resources import Clients, Facts, Names, sentences
+from fever.launch.aws.resources import Clients, Facts, Names, translate_errors
 from fever.launch.clusters.host_packages import describe_environment
 from fever.signals import signals_interrupt, signals_wait
 
@@ -49,7 +49,7 @@ LONGEST_NAME = 40  # of a cluster; names of roles have at most 64 characters
 # up
 
 
-@sentences()
+@translate_errors()
 def up(
     target: Aws,
     name: str,
@@ -130,7 +130,7 @@ def _launch(target: Aws, names: Names, folder: Path, parts: config.Parts, old: A
     if old is None:
         (folder / "known_hosts").unlink(missing_ok=True)
     elif _ray_runs(target, folder, old):
-        words.append("--no-restart")  # what runs there is not to be ended
+        words.append("--no-restart")  # keep running jobs alive
     for attempt in range(PROFILE_ATTEMPTS):
         problem = run_ray(words, folder / "up.log", say, target.connect_seconds)
         if problem is None:
@@ -169,7 +169,7 @@ def own_address() -> str:
 # down
 
 
-@sentences()
+@translate_errors()
 def down(target: Aws, name: str, folder: Path, say: Callable[[str], None], polite: bool = True) -> list[str]:
     """End a cluster and remove all of its resources; returns descriptions of what AWS still shows of it.
 
@@ -200,7 +200,7 @@ def down(target: Aws, name: str, folder: Path, say: Callable[[str], None], polit
 # status
 
 
-@sentences()
+@translate_errors()
 def status(target: Aws, name: str, folder: Path) -> dict[str, Any]:
     """The instances of a cluster, their hours, and their cost by the price table in prices.json.
 

@@ -22,8 +22,8 @@ from fever.launch.aws.resources import (
     is_missing,
     list_instances,
     load,
-    sentences,
     tags_of,
+    translate_errors,
 )
 
 IDLE = ("stopping", "stopped")
@@ -53,7 +53,7 @@ class Leftover:
 Note = Callable[[str, str, str, str], Leftover]
 
 
-@sentences()
+@translate_errors()
 def find_leftovers(region: str, files: Path | None = None) -> list[Leftover]:
     """Everything in the region that belongs to clusters, in the order in which it can be removed.
 
@@ -149,7 +149,7 @@ def _keys(clients: Clients, note: Note, files: Path | None) -> list[Leftover]:
 # removing
 
 
-@sentences()
+@translate_errors()
 def remove_leftovers(leftovers: Sequence[Leftover], seconds: float = END_SECONDS) -> list[Leftover]:
     """Remove these in the right order; returns those that remain, with the reason."""
     deadline = time.monotonic() + seconds

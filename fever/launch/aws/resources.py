@@ -102,7 +102,7 @@ def connect(region: str) -> Clients:
 
 
 @contextmanager
-def sentences() -> Iterator[None]:
+def translate_errors() -> Iterator[None]:
     """Turn exceptions of boto3 into FeverErrors of one sentence."""
     exceptions = load("botocore.exceptions")
     try:
@@ -127,7 +127,7 @@ def sentences() -> Iterator[None]:
         raise FeverError(f"AWS cannot be used: {error}") from error
 
 
-@sentences()
+@translate_errors()
 def partition_of(region: str) -> str:
     """The first part of ARNs: aws, aws-cn, aws-us-gov."""
     return str(_session_for(region).get_partition_for_region(region))

@@ -111,7 +111,7 @@ class ClusterTarget(Target):
             return self.bring_up(str(Path(file).expanduser().resolve()), record, folder, say)
 
     def down_unfinished(self, say: Say, force: bool = False) -> dict[str, list[str]] | None:
-        """End what an `up` that was killed has left; None if there is nothing of that kind."""
+        """Remove what a killed `up` left behind; None if there is nothing."""
         folder = record_folder(str(self.name))
         if not may_run(folder):
             return None
@@ -141,7 +141,7 @@ class ClusterTarget(Target):
         """Send the code and the run directory, and have them trained; Ctrl-C detaches, the run continues."""
         if order.options:
             first = f"--{next(iter(order.options)).replace('_', '-')}"
-            raise FeverError(f"{first} is for jobs that bring their machines; for {order.on} write it into the file")
+            raise FeverError(f"{first} works for schedulers and MPI only; for {order.on}, set it in the file")
         if order.dry_run:
             raise FeverError("--dry-run prints a scheduler's script, and a cluster has none")
         self.require_up(order.on)
@@ -170,7 +170,7 @@ class ClusterTarget(Target):
         fetch(job)
 
     def examine(self, on: str, runs: Path) -> list[Finding]:
-        raise FeverError("the doctor looks at schedulers, MPI and ssh hosts; for others see: fever status")
+        raise FeverError("fever doctor --on checks schedulers, MPI and ssh hosts; for others use: fever status")
 
 
 def down(record: ClusterRecord, say: Say, force: bool = False) -> dict[str, list[str]]:

@@ -44,7 +44,7 @@ class Existing(ClusterTarget):
     @classmethod
     def _runs_already(cls, value: Any, info: ValidationInfo) -> Any:
         if value != cls.model_fields[str(info.field_name)].default:
-            raise ValueError("it is for a Ray that fever starts, and this one runs already")
+            raise ValueError("it applies only to a Ray that fever starts; remove it")
         return value
 
     @property
@@ -52,7 +52,7 @@ class Existing(ClusterTarget):
         return self.env  # its Ray was not started with them
 
     def require_up(self, file: str) -> None:
-        """`open_link` finds out whether it is."""
+        """No check here: `open_link` raises FeverError if Ray does not answer."""
 
     def open_link(self, file: str) -> Link:
         return JobsLink(self)

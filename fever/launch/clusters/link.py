@@ -93,7 +93,7 @@ class Link:
         return mirror.moved - before
 
     def look(self, job: Job) -> str:
-        """Ray's word for a job's state, after copying what is new; files are copied even if the head's Ray is dead."""
+        """Ray's status of a job, after copying what is new; files are copied even if the head's Ray is dead."""
         try:
             status, _ = self.state(job)
         except Unreachable:
@@ -113,7 +113,7 @@ class Link:
             raise Unreachable(self.broken()) from None
 
     def state(self, job: Job) -> tuple[str, int | None]:
-        """Ray's word for a job's state, and its exit code if it has ended, which is noted in the run directory."""
+        """Ray's status of a job, and its exit code if it has ended, which is noted in the run directory."""
         facts = job.facts
         details = self.jobs.details(facts["id"])
         if details is None and not facts.get("sent", True) and time.time() - facts["submitted"] < SUBMIT_SECONDS:

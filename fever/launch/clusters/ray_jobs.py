@@ -46,7 +46,7 @@ class RayJobs:
         try:
             return json.loads(text) if text else None
         except ValueError:
-            raise ApiError(200, "something that Ray would not say") from None
+            raise ApiError(200, f"not JSON; check that {self.url} is Ray's dashboard") from None
 
     def version(self) -> str:
         """The version of Ray that answers."""

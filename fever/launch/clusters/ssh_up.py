@@ -227,7 +227,7 @@ def stop_hosts(target: Ssh, cluster: str, hosts: list[str]) -> dict[str, list[st
     """End a cluster's nodes on all hosts at once; returns what is left, by host."""
     results = ask_hosts(target, "stop", hosts, cluster=cluster)
     return {
-        host: [f"perhaps everything: {result}"] if isinstance(result, FeverError) else result["left"]
+        host: [f"unknown, perhaps everything: {result}"] if isinstance(result, FeverError) else result["left"]
         for host, result in results.items()
     }
 

@@ -32,7 +32,7 @@ from typing import Any
 
 from fever import system
 from fever.errors import FeverError
-from fever.files import write_whole
+from fever.files import write_atomically
 from fever.launch.on_host import host
 from fever.runs import mirror
 
@@ -305,7 +305,7 @@ class HostDaemon:
         own = {"cluster": self.request["cluster"], "host": socket.gethostname(), "pid": os.getpid()}
         own |= {"interpreter": self.request["interpreter"]}
         node = {**own, "began": system.began(os.getpid()), "since": time.time(), "scratch": str(scratch.path), **more}
-        write_whole(scratch.path / "node.json", json.dumps(node))
+        write_atomically(scratch.path / "node.json", json.dumps(node), fsync=False)
         return node
 
     def _start_ray(self, scratch: host.Scratch) -> subprocess.Popen[bytes]:

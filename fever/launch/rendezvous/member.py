@@ -29,7 +29,7 @@ POLL_SECONDS = 0.1
 AGAIN_SECONDS = 1.0  # between two announcements of a rank that is not in a plan yet
 BEAT_SECONDS = 2.0  # between two heartbeats of rank 0
 LOST_SECONDS = 60.0  # without a heartbeat, after which the others give up; file servers may hang for a while
-DISMISS_SECONDS = 10.0  # from the start, for ranks to arrive and read that rank 0 failed; they wait longer by this
+DISMISS_SECONDS = 10.0  # for a failed rank 0 to tell late ranks; the others wait this much longer for rank 0
 LEAVE_SECONDS = 8.0  # for the last rank to clean up, before the others exit
 SETTLE_SECONDS = 5.0  # without a new rank, after which all have arrived, if the launcher does not say how many
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
@@ -152,7 +152,7 @@ class Member:
         self.announce()
         seconds = self.target.connect_seconds
         self.plan = self.until(
-            self._own_plan, lambda: f"rank 0 did not come to {self.folder.path} within {seconds:.0f} s; is it on a "
+            self._own_plan, lambda: f"rank 0 did not appear in {self.folder.path} within {seconds:.0f} s; is it on a "
             "file system that all machines share?"
         )  # fmt: skip
         return self.plan
@@ -215,8 +215,8 @@ class Member:
         words = "".join(f"; {name} said last: {said}" for name in hosts if (said := self.folder.last_words(name)))
         who = f"rank{'s' if len(missing) > 1 else ''} {', '.join(missing)}" if missing else "some ranks"
         return (
-            f"{who} did not come within {self.target.connect_seconds:.0f} s{where}; here are {', '.join(came)}{words}. "
-            f"Is {self.folder.path} on a file system that all machines share?"
+            f"{who} did not start in {self.target.connect_seconds:.0f} s{where}; only {', '.join(came)} did{words}; "
+            f"check that {self.folder.path} is on a file system that all machines share"
         )
 
     def publish(self, ranks: dict[int, dict[str, Any]], more: dict[str, Any]) -> None:

@@ -96,12 +96,12 @@ class Supervisor:
     def _requeue(self) -> None:
         """Put the job back into the queue; the run continues from its checkpoint when its turn comes."""
         self.folder.note(submitted=time.time())
-        print("back into the queue; the run continues from its checkpoint", file=sys.stderr, flush=True)
+        print("requeueing; the run continues from its checkpoint", file=sys.stderr, flush=True)
         try:
             number = self.target.put_back(self.folder.path / SCRIPT, self.number)
         except FeverError as error:
             how = resume_words(self.folder.run)
-            print(f"that failed: {error}; resume the run by hand with: {how}", file=sys.stderr, flush=True)
+            print(f"requeueing failed: {error}; resume the run with: {how}", file=sys.stderr, flush=True)
             return
         if number != self.number:
             self._remember(number)

@@ -414,13 +414,13 @@ def test_hosts_come_and_go_while_it_trains(tmp_path: Path) -> None:
 
         wait_for(lambda: has_helped(fetched(), "node3"), "episodes of the new host", pause=0.5)
         lab["node2"].crash()
-        wait_for(lambda: "went with its machine" in (fetched() / "log.txt").read_text(), "workers that went", pause=0.5)
+        wait_for(lambda: "left with its machine" in (fetched() / "log.txt").read_text(), "workers that went", pause=0.5)
         laptop.ok("stop", job)
         summary = json.loads((laptop.run("elastic") / "summary.json").read_text())
         assert set(summary["hosts"]) == {"node1", "node2", "node3"}
         done = laptop.fever("down", "lab.yaml")
         assert "node1: stopped, nothing is left" in done.stdout
-        assert "node2: left: perhaps everything: it does not answer" in done.stdout
+        assert "node2: left: unknown, perhaps everything: it does not answer" in done.stdout
         assert done.returncode == 2
         assert "lab is down" in laptop.ok("down", "lab.yaml", "--force")
         for machine in (lab["node1"], lab["node3"]):

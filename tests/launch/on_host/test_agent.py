@@ -139,7 +139,7 @@ def test_settings_that_a_ray_that_runs_already_cannot_have(setting: str, tmp_pat
     target = load_target(str(file), {})
     assert restore_target(target.model_dump(mode="json")) == target
     file.write_text(f"kind: ray\naddress: 10.0.0.7:6379\n{setting}\n")
-    with pytest.raises(FeverError, match=rf"{setting.partition(':')[0]}=.* and this one runs already"):
+    with pytest.raises(FeverError, match=rf"{setting.partition(':')[0]}=.* it applies only to a Ray that fever starts"):
         load_target(str(file), {})
 
 
