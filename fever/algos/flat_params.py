@@ -1,7 +1,7 @@
 """A network's weights as one vector, and back. Works on NumPy and JAX arrays alike.
 
 Learners keep their weights this way: an optimiser step, a norm or a conjugate gradient is then a handful of operations
-instead of a handful for each array, and XLA compiles the update faster and speeds up small networks.
+instead of a handful for each array. XLA compiles that faster, and small networks learn faster.
 """
 
 from __future__ import annotations

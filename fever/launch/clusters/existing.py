@@ -17,6 +17,7 @@ from pydantic import ValidationInfo, field_validator
 from fever import layout
 from fever.config import setting
 from fever.errors import FeverError
+from fever.job import LOG
 from fever.launch.clusters.base import ClusterTarget
 from fever.launch.clusters.link import Link
 from fever.launch.clusters.package import pack
@@ -108,7 +109,7 @@ class JobsLink(Link):
     def _write_log(self, job: Job, run: Path) -> None:
         (run / layout.JOB).mkdir(parents=True, exist_ok=True)
         with suppress(ApiError):  # a Ray that was restarted does not know the job
-            (run / layout.JOB / "log.txt").write_text(self.jobs.logs(job.facts["id"]))
+            (run / layout.JOB / LOG).write_text(self.jobs.logs(job.facts["id"]))
 
 
 def _answer_by_job(jobs: RayJobs, python: str, requests: bytes) -> bytes:

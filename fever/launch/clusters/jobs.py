@@ -10,9 +10,10 @@ from pathlib import Path
 from shlex import join
 from typing import TYPE_CHECKING
 
+from fever import layout
 from fever.config import RunConfig
 from fever.errors import FeverError
-from fever.job import ENDED, JOB, QUEUED, RUNNING
+from fever.job import ENDED, JOB, QUEUED, RUN, RUNNING
 from fever.launch.clusters.link import ClusterDown, Link, SshLink, connect, note_end
 from fever.launch.clusters.package import Package
 from fever.launch.clusters.ray_jobs import OVER
@@ -46,7 +47,7 @@ def submit(config: RunConfig, target: ClusterTarget, link: Link, run: Path, flag
             old = folder.path / f"log-{len(list(folder.path.glob('log-*.txt'))) + 1}.txt"
             folder.log.rename(old)
             undo.callback(old.rename, folder.log)
-        words = ["resume", remote_path] if folder.saved else ["train", "-f", f"{remote_path}/job/run.yaml"]
+        words = ["resume", remote_path] if folder.saved else ["train", "-f", f"{remote_path}/{layout.JOB}/{RUN}"]
         variables = {**target.job_variables, JOB: f"{remote_path}/job", "PYTHONWARNINGS": "ignore"}
         variables["RAY_JOB_STOP_WAIT_TIME_S"] = str(STOP_SECONDS)
         link.push(job.run, remote_path)

@@ -17,7 +17,7 @@ from filelock import FileLock
 
 from fever import layout
 from fever.errors import FeverError
-from fever.job import EXIT
+from fever.job import EXIT, LOG
 from fever.launch.clusters.ray_jobs import OVER, RayJobs
 from fever.launch.clusters.record import ClusterRecord, find_record
 from fever.launch.clusters.ssh import Call, Unreachable
@@ -163,7 +163,7 @@ class SshLink(Link):
         return self.call.requests, self.call.answers
 
     def log_of(self, name: str) -> dict[str, str]:
-        return {f"{layout.JOB}/log.txt": f"{self.record.logs}/job-driver-{name}.log"}
+        return {f"{layout.JOB}/{LOG}": f"{self.record.logs}/job-driver-{name}.log"}
 
     def broken(self) -> str:
         return self.call.reason()
