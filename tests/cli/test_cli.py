@@ -441,7 +441,7 @@ def test_a_rank_that_comes_late_does_not_take_its_own_job_for_anothers(tmp_path:
     JobFolder(run.job).write_text("alive", "rank 0")
     remember("mpi-7", run.path)
     went: list[Any] = []
-    monkeypatch.setattr(launch, "run_elsewhere", lambda order, options: went.append(order.run) or 0)
+    monkeypatch.setattr(launch, "run_elsewhere", lambda order: went.append(order.run) or 0)
     monkeypatch.setattr(sys, "argv", ["fever", "resume", str(run.path), "--on", "mpi"])
     assert cli._run() == 0
     assert went == [run.path]

@@ -114,7 +114,7 @@ def test_nan_loss_stops_with_the_last_good_checkpoint(tmp_path: Path, monkeypatc
         return learn(self, fragments)
 
     monkeypatch.setattr(PPO, "learn", poisoned)
-    with pytest.raises(TrainingError, match="not a number"):
+    with pytest.raises(TrainingError, match="NaN or infinite"):
         fever.train("CartPole-v1", runs=tmp_path, name="a", stop={"iterations": 50}, **SMALL)
     run = Run.open("a", tmp_path)
     assert run.status == "failed"
