@@ -103,7 +103,8 @@ def _print_runs(rows: list[dict[str, Any]]) -> None:
     columns = [name for name in rows[0] if console.width >= WIDE or name not in ("env", "algo")]
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     for name in columns:
-        table.add_column(name, justify="left" if name in ("run", "env", "algo", "status") else "right", no_wrap=True)
+        side: Any = "left" if name in ("run", "env", "algo", "status") else "right"
+        table.add_column(name, justify=side, no_wrap=name != "run", overflow="fold")  # a long name takes two lines
     for row in rows:
         cells = row | {
             "status": STATUS.get(row["status"], row["status"]),
