@@ -150,7 +150,7 @@ class JobFolder:
         return ""
 
     def write_token(self) -> None:
-        """Make the job's token for Ray, which only this user can read."""
+        """Make the token for Ray, which only this user can read."""
         self.write_text(TOKEN, secrets.token_hex(32), mode=0o600)
 
     @property

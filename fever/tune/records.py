@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fever import layout
 from fever.config import RunConfig
-from fever.files import open_to_append, write_atomically
+from fever.files import open_to_append, read_lines, write_atomically
 from fever.runs.run import to_yaml
 
 WAITING, RUNNING, FINISHED, STOPPED, FAILED = "waiting", "running", "finished", "stopped early", "failed"
@@ -46,12 +47,10 @@ def append(path: Path, record: Record) -> None:
 def read(path: Path) -> dict[int, Record]:
     """Trials by number. The last row of a trial counts; a line that a kill has cut off is skipped."""
     found = {}
-    for line in path.read_text().splitlines() if path.is_file() else ():
-        try:
-            record = Record(**json.loads(line))
-        except (ValueError, TypeError):
-            continue
-        found[record.number] = record
+    for row in read_lines(path):
+        with suppress(TypeError):  # of another version
+            record = Record(**row)
+            found[record.number] = record
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -107,7 +106,7 @@ class ClusterTarget(Target):
                 record.require_file(file)
                 record.require_settings(self)
             elif not (folder / TOKEN).exists():
-                JobFolder(folder).write_text(TOKEN, secrets.token_hex(32), mode=0o600)
+                JobFolder(folder).write_token()
             return self.bring_up(str(Path(file).expanduser().resolve()), record, folder, say)
 
     def down_unfinished(self, say: Say, force: bool = False) -> dict[str, list[str]] | None:
