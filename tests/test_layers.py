@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = (  # from the ground up; a room may import its own layer and those below
     ("errors", "files", "layout", "system", "signals", "job", "config", "text"),
     ("policy",),
+    ("plugins",),
     ("envs",),
     ("sampling",),
     ("replay",),

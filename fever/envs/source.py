@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import importlib
 import inspect
 import re
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
 from fever.errors import FeverError
+from fever.plugins.names import import_attribute, import_module
 
 EXTRAS = {"mujoco": "mujoco", "box2d": "box2d", "Box2D": "box2d", "pygame": "render", "ale_py": "atari"}
 
@@ -55,7 +55,7 @@ class EnvSource:
         if module and not re.search(r"-v\d+$", name):
             return import_attribute(module, name), None
         if module:
-            _import_module(module)
+            import_module(module)
         atari = _atari() if name.startswith("ALE/") else None
         if name not in gym.registry:
             raise FeverError(_unknown_environment(name))
@@ -194,34 +194,6 @@ def _atari() -> Any:
     except ModuleNotFoundError:
         return None
     return atari
-
-
-def _import_module(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except (TypeError, ValueError) as error:  # ".module", ""
-        raise FeverError(f"{module!r} is not the name of a module") from error
-    except ModuleNotFoundError as error:
-        if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
-            raise FeverError(
-                f"there is no module {module} here; start fever in the folder that has it, or install it"
-            ) from error
-        raise FeverError(f"module {module} cannot be imported: {error}") from error
-
-
-def import_attribute(module: str, name: str) -> Callable[..., Any]:
-    found = home = _import_module(module)
-    try:
-        for part in name.split("."):
-            found = getattr(found, part)
-    except AttributeError as error:
-        names = [key for key, value in vars(home).items() if callable(value) and key[0] != "_"]
-        close = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
-        hint = f"; did you mean {' or '.join(close)}?" if close else ""
-        raise FeverError(f"module {module} has no {name}{hint}") from error
-    if not callable(found):
-        raise FeverError(f"{module}:{name} is neither a class nor a factory function")
-    return found
 
 
 def is_vector_class(factory: Any) -> bool:

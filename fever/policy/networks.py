@@ -53,19 +53,25 @@ class Network:
 
     def init(self, rng: np.random.Generator) -> Params:
         """Draw weights: orthogonal, gain sqrt(2), 0.01 for the policy's and 1 for the value's last layer."""
+        params, width = self.init_features(rng)
+        means = self.outputs if self.log_std is None else self.outputs // 2
+        heads = (("policy", means, 0.01), ("value", 1, 1.0))
+        for head, outputs, gain in heads if self.value_head else heads[:1]:
+            params |= init_perceptron(rng, head, [width, *self.hidden, outputs], gain)
+        if self.log_std is not None:
+            params["policy/log_std"] = np.full(means, self.log_std, np.float32)
+        return params
+
+    def init_features(self, rng: np.random.Generator) -> tuple[Params, int]:
+        """Draw the weights of everything before the heads, and the width F of the features, action mask left out."""
         params: Params = {}
-
-        def dense(name: str, inputs: int, outputs: int, gain: float) -> None:
-            params[f"{name}/w"] = orthogonal(rng, inputs, outputs, gain)
-            params[f"{name}/b"] = np.zeros(outputs, np.float32)
-
         width = self.input_shape[-1] - self.mask
         if self.convolutions:
             height, length = self.input_shape[:2]
             for index, (filters, kernel, stride) in enumerate(self.convolutions):
-                dense(f"conv{index}", kernel * kernel * width, filters, math.sqrt(2))
+                params |= init_dense(rng, f"conv{index}", kernel * kernel * width, filters, math.sqrt(2))
                 height, length, width = (height - kernel) // stride + 1, (length - kernel) // stride + 1, filters
-            dense("features", height * length * width, self.convolution_features, math.sqrt(2))
+            params |= init_dense(rng, "features", height * length * width, self.convolution_features, math.sqrt(2))
             width = self.convolution_features
         if self.recurrent != "none":
             gates = {"gru": 3, "lstm": 4}[self.recurrent]
@@ -74,13 +80,7 @@ class Network:
                 params[f"core/{name}"] = np.concatenate(blocks, axis=1)
             params["core/b"] = np.zeros(gates * self.recurrent_size, np.float32)
             width = self.recurrent_size
-        means = self.outputs if self.log_std is None else self.outputs // 2
-        heads = (("policy", means, 0.01), ("value", 1, 1.0))
-        for head, outputs, gain in heads if self.value_head else heads[:1]:
-            params |= init_perceptron(rng, head, [width, *self.hidden, outputs], gain)
-        if self.log_std is not None:
-            params["policy/log_std"] = np.full(means, self.log_std, np.float32)
-        return params
+        return params, width
 
     def initial_state(self, count: int) -> np.ndarray:
         """Zeros `[N, S]`."""
@@ -219,9 +219,13 @@ def init_perceptron(rng: np.random.Generator, name: str, sizes: list[int], gain:
     for index, (inputs, outputs) in enumerate(pairwise(sizes)):
         last = index == len(sizes) - 2
         layer = name if last else f"{name}{index}"
-        params[f"{layer}/w"] = orthogonal(rng, inputs, outputs, gain if last else math.sqrt(2))
-        params[f"{layer}/b"] = np.zeros(outputs, np.float32)
+        params |= init_dense(rng, layer, inputs, outputs, gain if last else math.sqrt(2))
     return params
+
+
+def init_dense(rng: np.random.Generator, name: str, inputs: int, outputs: int, gain: float) -> Params:
+    """Weights of one layer: orthogonal with this gain; the biases are zero."""
+    return {f"{name}/w": orthogonal(rng, inputs, outputs, gain), f"{name}/b": np.zeros(outputs, np.float32)}
 
 
 def convolve(x: Any, weights: Any, bias: Any, kernel: int, stride: int, xp: Any = np) -> Any:

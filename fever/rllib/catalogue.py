@@ -46,7 +46,7 @@ def find_class(algo: str) -> Any:
     require_rllib()
     from ray.rllib.algorithms.algorithm import Algorithm
 
-    from fever.envs.source import import_attribute
+    from fever.plugins.names import import_attribute
 
     module, _, name = without_prefix(algo).rpartition(":")
     with silence():

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from fever.algos.registry import without_prefix
 from fever.config import RunConfig, validate
-from fever.envs.source import import_attribute
 from fever.errors import FeverError
+from fever.plugins.names import import_attribute
 from fever.rllib.catalogue import find_class, silence
 from fever.rllib.legacy.old_names import RLLIB_ALGORITHMS, RUN_FIELDS
 from fever.rllib.legacy.reader import rename

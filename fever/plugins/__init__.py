@@ -1,0 +1,1 @@
+"""What users bring: parts given as `module:Name`, and networks of their own."""
