@@ -113,6 +113,10 @@ class NetworkSettings(Settings):
     convolution_features: int = setting(
         512, "units of the dense layer after the convolutions", "Mnih et al. 2015", gt=0
     )
+    network: str | None = setting(
+        None, "a network of your own, module:Name, in the place of all layers before the heads (docs/networks.md)"
+    )
+    network_kwargs: dict[str, Any] = setting({}, "arguments for it, for example {width: 64}")
 
     @field_validator("*", mode="before")
     @classmethod
@@ -123,6 +127,16 @@ class NetworkSettings(Settings):
             return value
         return str(value).split(",")
 
+    @field_validator("network", mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        """Accept the class or function itself, from Python."""
+        if callable(value):
+            value = f"{value.__module__}:{value.__qualname__}"
+        if isinstance(value, str) and not re.fullmatch(r"[\w.]+:[\w.]+", value):
+            raise ValueError("write it as module:Name, a class or function that can be imported")
+        return value
+
     @field_validator("hidden")
     @classmethod
     def _positive(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
@@ -132,7 +146,9 @@ class NetworkSettings(Settings):
 
     def widths(self, image: bool) -> tuple[int, ...]:
         """The hidden layers' widths, or the default ones if they are not set."""
-        return self.hidden if self.hidden is not None else () if image else self.default_widths
+        if self.hidden is not None:
+            return self.hidden
+        return () if image or self.network is not None else self.default_widths
 
 
 class Search(Settings):

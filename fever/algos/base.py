@@ -14,6 +14,7 @@ import numpy as np
 from fever.config import NetworkSettings
 from fever.envs.source import EnvSource
 from fever.errors import FeverError, TrainingError
+from fever.plugins.network import custom_network
 from fever.policy import Network, Params
 from fever.policy.policy import network_for
 from fever.policy.spaces import Description
@@ -150,11 +151,11 @@ def build_network(config: NetworkSettings, task: Task, **more: Any) -> Network:
     """The network for a task's spaces, sized by the settings; `more` has further fields of `Network`."""
     shape = task.observation["shape"] if task.observation["type"] == "image" else ()
     convolutions: tuple[tuple[int, int, int], ...] = ()
-    if shape:
+    if shape and config.network is None:
         convolutions = config.convolutions or (NATURE if min(shape[:2]) >= 36 else SMALL_IMAGES)
         _check_convolutions(convolutions, shape)
     try:
-        return network_for(
+        network = network_for(
             task.observation,
             task.action,
             hidden=config.widths(bool(convolutions)),
@@ -165,6 +166,9 @@ def build_network(config: NetworkSettings, task: Task, **more: Any) -> Network:
         )
     except ValueError as error:
         raise FeverError(f"{task.name} cannot be trained on: {error}") from error
+    if config.network is None:
+        return network
+    return custom_network(network, config.network, config.network_kwargs, task.observation)
 
 
 def _check_convolutions(layers: tuple[tuple[int, int, int], ...], shape: list[int]) -> None:

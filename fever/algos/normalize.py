@@ -61,7 +61,7 @@ class Normalizer:
     """
 
     def __init__(self, network: Network, observations: bool, rewards: bool) -> None:
-        self.scales_observations, self.scales_rewards = observations and network.input_dtype != "uint8", rewards
+        self.scales_observations, self.scales_rewards = observations and network.normalizable, rewards
         self.observations, self.returns = Moments.start(network.input_shape), Moments.start(())
         self.returns_with_batch = self.returns
 

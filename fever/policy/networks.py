@@ -22,6 +22,7 @@ import numpy as np
 
 Params = dict[str, Any]
 
+GATES = {"gru": 3, "lstm": 4}  # of a recurrent layer
 FORBIDDEN = -1e9  # logit or value of an action that the mask forbids: its probability is exactly zero
 NORMALISED_LIMIT = 10.0  # normalised observations are clipped to this many standard deviations, as in VecNormalize
 
@@ -47,6 +48,11 @@ class Network:
     squashed: bool = False  # tanh of a Gaussian; the policy head gives its log standard deviation as well
 
     @property
+    def normalizable(self) -> bool:
+        """Whether observations may be normalised before they reach the network; bytes are scaled instead."""
+        return self.input_dtype != "uint8"
+
+    @property
     def state_size(self) -> int:
         """S, the width of the recurrent state of one environment."""
         return {"none": 0, "gru": 1, "lstm": 2}[self.recurrent] * self.recurrent_size
@@ -64,23 +70,28 @@ class Network:
 
     def init_features(self, rng: np.random.Generator) -> tuple[Params, int]:
         """Draw the weights of everything before the heads, and the width F of the features, action mask left out."""
-        params: Params = {}
-        width = self.input_shape[-1] - self.mask
-        if self.convolutions:
-            height, length = self.input_shape[:2]
-            for index, (filters, kernel, stride) in enumerate(self.convolutions):
-                params |= init_dense(rng, f"conv{index}", kernel * kernel * width, filters, math.sqrt(2))
-                height, length, width = (height - kernel) // stride + 1, (length - kernel) // stride + 1, filters
-            params |= init_dense(rng, "features", height * length * width, self.convolution_features, math.sqrt(2))
-            width = self.convolution_features
-        if self.recurrent != "none":
-            gates = {"gru": 3, "lstm": 4}[self.recurrent]
+        params, width = self._init_encoder(rng)
+        if self.recurrent in GATES:
+            gates = GATES[self.recurrent]
             for name, inputs in (("x", width), ("h", self.recurrent_size)):
                 blocks = [orthogonal(rng, inputs, self.recurrent_size, 1.0) for _ in range(gates)]
                 params[f"core/{name}"] = np.concatenate(blocks, axis=1)
             params["core/b"] = np.zeros(gates * self.recurrent_size, np.float32)
             width = self.recurrent_size
         return params, width
+
+    def _init_encoder(self, rng: np.random.Generator) -> tuple[Params, int]:
+        """Draw the weights of the convolutions, if there are any, and the width of what comes out of them."""
+        params: Params = {}
+        width = self.input_shape[-1] - self.mask
+        if not self.convolutions:
+            return params, width
+        height, length = self.input_shape[:2]
+        for index, (filters, kernel, stride) in enumerate(self.convolutions):
+            params |= init_dense(rng, f"conv{index}", kernel * kernel * width, filters, math.sqrt(2))
+            height, length, width = (height - kernel) // stride + 1, (length - kernel) // stride + 1, filters
+        params |= init_dense(rng, "features", height * length * width, self.convolution_features, math.sqrt(2))
+        return params, self.convolution_features
 
     def initial_state(self, count: int) -> np.ndarray:
         """Zeros `[N, S]`."""
@@ -140,11 +151,8 @@ class Network:
 
     def _features(self, params: Params, x: Any, xp: Any) -> Any:
         if self.input_dtype == "uint8" and not self.convolutions:
-            x = x.astype(np.float32) * np.float32(1 / 255)
-        if "observation/mean" in params:
-            width = x.shape[-1]  # the statistics include the columns of the mask
-            x = (x - params["observation/mean"][..., :width]) / params["observation/std"][..., :width]
-            x = x.clip(-NORMALISED_LIMIT, NORMALISED_LIMIT)
+            x = scale_bytes(x)
+        x = normalise(params, x)
         if self.convolutions:
             for index, (_, kernel, stride) in enumerate(self.convolutions):
                 x = convolve(x, params[f"conv{index}/w"], params[f"conv{index}/b"], kernel, stride, xp)
@@ -243,7 +251,7 @@ def convolve(x: Any, weights: Any, bias: Any, kernel: int, stride: int, xp: Any 
         x = x[:, : down * stride, : across * stride].reshape(count, down, stride, across, stride, channels)
         x = x.transpose(0, 1, 3, 2, 4, 5).reshape(count, down, across, stride * stride * channels)
     if x.dtype == np.uint8:
-        x = x.astype(np.float32) * np.float32(1 / 255)
+        x = scale_bytes(x)
     shifts = [(i, j) for i in range(reach) for j in range(reach)]
     if stride == 1:
         x = xp.concatenate([x[:, :, j : j + columns] for j in range(reach)], axis=-1)
@@ -254,6 +262,20 @@ def convolve(x: Any, weights: Any, bias: Any, kernel: int, stride: int, xp: Any 
         window = x[:, i : i + rows, j : j + columns].reshape(count * rows * columns, -1)
         total = total + window @ part
     return total.reshape(count, rows, columns, -1)
+
+
+def scale_bytes(x: Any) -> Any:
+    """uint8 to float32 between 0 and 1."""
+    return x.astype(np.float32) * np.float32(1 / 255)
+
+
+def normalise(params: Params, x: Any) -> Any:
+    """Observations `[..., F]` by the mean and deviation among the weights; as they are, if there are none."""
+    if "observation/mean" not in params:
+        return x
+    width = x.shape[-1]  # the statistics include the columns of the mask
+    x = (x - params["observation/mean"][..., :width]) / params["observation/std"][..., :width]
+    return x.clip(-NORMALISED_LIMIT, NORMALISED_LIMIT)
 
 
 def sigmoid(x: Any, xp: Any) -> Any:

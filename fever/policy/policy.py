@@ -60,10 +60,10 @@ class Policy:
         return {"observation": self.observation, "action": self.action, "network": dataclasses.asdict(self.network)}
 
     @classmethod
-    def from_description(cls, description: dict[str, Any], params: Params) -> Policy:
-        """The inverse of `describe`."""
+    def from_description(cls, description: dict[str, Any], params: Params, kind: type[Network] = Network) -> Policy:
+        """The inverse of `describe`, for a network of this kind."""
         fields = {key: _tuples(value) for key, value in description["network"].items()}
-        return cls(description["observation"], description["action"], Network(**fields), params)
+        return cls(description["observation"], description["action"], kind(**fields), params)
 
     @classmethod
     def from_files(cls, folder: str | Path) -> Policy:

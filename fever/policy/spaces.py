@@ -126,6 +126,27 @@ def encode(description: Description, observations: Any, masks: Any = None) -> np
     return array.reshape(len(array), -1).astype(np.float32, copy=False)
 
 
+def unflatten(description: Description, x: Any) -> Any:
+    """Encoded observations `[N, ...]` as the environment structures them: a dict or tuple of parts `[N, *shape]`, or one
+    array. The inverse of `encode` but for types: parts are float32, bytes and images scaled to 0..1, images `[N, H, W,
+    C]`, discrete values one-hot. NumPy or JAX arrays, an action mask left out."""
+    kind = description["type"]
+    if kind == "masked":
+        return unflatten(description["observation"], x)
+    if kind in ("dict", "tuple"):
+        parts = description["spaces"]
+        pairs = list(parts.items() if kind == "dict" else enumerate(parts))
+        found, start = {}, 0
+        for key, part in pairs:
+            end = start + _size(part)
+            found[key] = unflatten(part, x[:, start:end])
+            start = end
+        return found if kind == "dict" else tuple(found.values())
+    if x.dtype == np.uint8:
+        x = x.astype(np.float32) * np.float32(1 / 255)
+    return x if kind == "discrete" else x.reshape(len(x), *description["shape"])
+
+
 def _as_floats(column: np.ndarray) -> np.ndarray:
     column = column.reshape(len(column), -1)
     return column.astype(np.float32) / 255 if column.dtype == np.uint8 else column

@@ -15,7 +15,7 @@ from fever.config import Stop
 from fever.errors import FeverError
 from fever.files import sha256
 from fever.job import current_job
-from fever.policy import Policy
+from fever.plugins.network import load_policy
 from fever.policy.spaces import Description
 
 WEIGHTS_PREFIX = "policy/"  # of the names of arrays that acting needs; the others are for resuming
@@ -97,7 +97,7 @@ class Checkpoint:
         """The policy: a `Policy`, or for another provider's algorithm an object with the same methods for acting."""
         if self.provider is not None:
             return self.provider.load_policy(self)
-        return Policy.from_description(self.manifest["policy"], self.arrays(WEIGHTS_PREFIX))
+        return load_policy(self.manifest["policy"], self.arrays(WEIGHTS_PREFIX))
 
 
 def best_of(checkpoints: list[Checkpoint]) -> Checkpoint | None:

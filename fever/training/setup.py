@@ -62,7 +62,7 @@ def prepare(config: RunConfig, source: EnvSource, say: Callable[[str], None]) ->
     (observation, action, stack), workers, all_cores = _probe(config, source, say)
     stop = config.stop.or_default(source.reward_threshold)
     config = config.model_copy(update={"workers": workers, "stop": stop, "env": source.name})
-    image = observation["type"] == "image"
+    image = observation["type"] == "image" or settings.network is not None  # of unknown size
     recurrent = getattr(settings, "recurrent", "none") != "none"
     widths = (*settings.widths(image), getattr(settings, "recurrent_size", 0) if recurrent else 0)
     limit_learner_threads(not image and max(widths) <= SMALL_WIDTH)
