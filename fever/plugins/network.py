@@ -10,8 +10,8 @@ What `Name` makes has two methods, those of a `flax.linen.Module`:
 says otherwise; their outputs fit every algorithm and every action space. docs/networks.md has examples.
 
 A recurrent network has an attribute `state_size`, S; `init` and `apply` then take a state `[N, S]` as well, and
-`apply` returns features and the next state. Its zeros begin an episode. A network may have `apply_numpy`, the same with
-NumPy: samplers then act without JAX.
+`apply` returns features and the next state. Its zeros begin an episode. Samplers call `apply` jitted on the CPU, or
+`apply_numpy`, the same with NumPy, if the network has that.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class CustomNetwork(Network):
     @cached_property
     def module(self) -> Any:
         """What the user's class or function has made. Raises FeverError if it does not fit."""
+        load_jax()  # before the user's module does
         make = import_name(self.custom)
         try:
             module = make(**self.custom_kwargs)
@@ -75,7 +76,7 @@ class CustomNetwork(Network):
 
     @property
     def on_numpy(self) -> bool:
-        """Whether samplers act without JAX."""
+        """Whether samplers act with NumPy."""
         return hasattr(self.module, "apply_numpy")
 
     @cached_property
@@ -147,7 +148,17 @@ class CustomNetwork(Network):
         return self._apply(params, features.reshape(len(features), *shape), state, xp)
 
     def actor(self, params: Params) -> Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-        return partial(super().act, params) if self.on_numpy else self._compiled(params, self._jitted_act)
+        if self.on_numpy:
+            return partial(super().act, params)
+        placed, act = self._place(params), self._jitted_act
+        if not self.state_size:
+            return lambda observations, state: (np.asarray(act(placed, observations)), state)
+
+        def act_with_state(observations: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            outputs, state = act(placed, observations, state)
+            return np.asarray(outputs), np.asarray(state)
+
+        return act_with_state
 
     def act(self, params: Params, observations: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return self.actor(params)(observations, state)
@@ -155,35 +166,33 @@ class CustomNetwork(Network):
     def values(self, params: Params, observations: np.ndarray, state: np.ndarray) -> np.ndarray:
         if self.on_numpy:
             return super().values(params, observations, state)
-        return self._compiled(params, self._jitted_values)(observations, state)
+        return np.asarray(self._jitted_values(self._place(params), observations, state))
 
-    def _compiled(self, params: Params, function: Any) -> Callable[[np.ndarray, np.ndarray], Any]:
-        """A jitted function of weights, observations and state, with these weights, on the CPU; returns NumPy."""
+    def _place(self, params: Params) -> Any:
+        """Weights on the CPU, where samplers compute even if the learner has a GPU."""
         jax = load_jax()
-        placed = jax.device_put(params, jax.local_devices(backend="cpu")[0])
-
-        def call(observations: np.ndarray, state: np.ndarray) -> Any:
-            return jax.tree.map(np.asarray, function(placed, observations, state))
-
-        return call
+        return jax.device_put(params, jax.local_devices(backend="cpu")[0])
 
     @cached_property
     def _jitted_act(self) -> Any:
+        """Outputs of the policy head, and with a state the next one; without, it is left out, which is faster."""
         jax = load_jax()
+        xp = jax.numpy
 
-        def act(params: Params, observations: Any, state: Any) -> tuple[Any, Any]:
-            features, state = self.step(params, self.features(params, observations, jax.numpy), state, jax.numpy)
-            return self.policy(params, features, jax.numpy), state
+        def act(params: Params, observations: Any, state: Any = None) -> Any:
+            features, state = self.step(params, self.features(params, observations, xp), state, xp)
+            outputs = self.policy(params, features, xp)
+            return (outputs, state) if self.state_size else outputs
 
         return jax.jit(act)
 
     @cached_property
     def _jitted_values(self) -> Any:
         jax = load_jax()
+        xp = jax.numpy
 
         def values(params: Params, observations: Any, state: Any) -> Any:
-            features, _ = self.step(params, self.features(params, observations, jax.numpy), state, jax.numpy)
-            return self.value(params, features, jax.numpy)
+            return self.value(params, self.step(params, self.features(params, observations, xp), state, xp)[0], xp)
 
         return jax.jit(values)
 
@@ -195,17 +204,30 @@ class CustomNetwork(Network):
 
 
 def load_jax() -> Any:
-    """JAX. A process that has not imported it is a sampler or an evaluation: one thread of the CPU is for it."""
-    if "jax" not in sys.modules:
+    """JAX. A process that has not imported it is a sampler or an evaluation: it gets one thread of the CPU."""
+    first = "jax" not in sys.modules
+    if first:
         for name, value in {"JAX_PLATFORMS": "cpu", "PJRT_NPROC": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}.items():
             os.environ.setdefault(name, value)
     import jax
 
+    if first:
+        compute_at_once()
     return jax
 
 
+def compute_at_once() -> None:
+    """Compute in the thread that calls, not in another one: handing over takes seven times as long as a small policy.
+
+    Has an effect before JAX computes for the first time in this process.
+    """
+    import jax
+
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+
+
 def custom_network(network: Network, name: str, kwargs: dict[str, Any], observation: Description) -> CustomNetwork:
-    """This network with the user's in the place of the layers before its heads. Raises FeverError if it does not fit."""
+    """This network with the user's in the place of the layers before its heads; FeverError if that does not fit."""
     inner = observation["observation"] if observation["type"] == "masked" else observation
     try:
         kwargs = json.loads(json.dumps(kwargs))

@@ -127,9 +127,11 @@ def encode(description: Description, observations: Any, masks: Any = None) -> np
 
 
 def unflatten(description: Description, x: Any) -> Any:
-    """Encoded observations `[N, ...]` as the environment structures them: a dict or tuple of parts `[N, *shape]`, or one
-    array. The inverse of `encode` but for types: parts are float32, bytes and images scaled to 0..1, images `[N, H, W,
-    C]`, discrete values one-hot. NumPy or JAX arrays, an action mask left out."""
+    """Encoded observations `[N, ...]` in the structure of their space: a dict or tuple of parts, or one array.
+
+    A part is float32 `[N, *shape]`: bytes are scaled to 0..1, an image is `[N, H, W, C]`, a discrete value one-hot. An
+    action mask is left out. For NumPy and JAX alike.
+    """
     kind = description["type"]
     if kind == "masked":
         return unflatten(description["observation"], x)

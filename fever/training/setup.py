@@ -16,6 +16,7 @@ from fever.envs.contract import Envs
 from fever.envs.make import make_envs
 from fever.envs.source import EnvContext, EnvSource
 from fever.envs.worker_count import choose_workers
+from fever.plugins.network import compute_at_once
 from fever.policy import Policy
 from fever.policy.spaces import Description
 from fever.sampling.ray_cluster import cores_in_reach
@@ -66,6 +67,8 @@ def prepare(config: RunConfig, source: EnvSource, say: Callable[[str], None]) ->
     recurrent = getattr(settings, "recurrent", "none") != "none"
     widths = (*settings.widths(image), getattr(settings, "recurrent_size", 0) if recurrent else 0)
     limit_learner_threads(not image and max(widths) <= SMALL_WIDTH)
+    if settings.network is not None and not workers:  # this process acts with it
+        compute_at_once()
     task = Task(
         name=source.name,
         observation=observation,
