@@ -168,7 +168,12 @@ def build_network(config: NetworkSettings, task: Task, **more: Any) -> Network:
         raise FeverError(f"{task.name} cannot be trained on: {error}") from error
     if config.network is None:
         return network
-    return custom_network(network, config.network, config.network_kwargs, task.observation)
+    made = custom_network(network, config.network, config.network_kwargs, task.observation)
+    if made.own_state and "recurrent" not in more:
+        raise FeverError(
+            f"network={config.network} has a state, and this algorithm learns no sequences; use ppo or impala"
+        )
+    return made
 
 
 def _check_convolutions(layers: tuple[tuple[int, int, int], ...], shape: list[int]) -> None:
