@@ -26,6 +26,7 @@ from fever.signals import Interrupts
 from fever.training.callbacks import Callback, Callbacks, TensorBoard, TrainingInfo
 from fever.training.display import Display
 from fever.training.logs import log_to_file
+from fever.training.named import make_callbacks
 from fever.training.progress import Progress, phase_shares
 
 if TYPE_CHECKING:
@@ -104,9 +105,10 @@ class Trainer:
         self.resuming, self.which = run, which
         from fever.training.setup import prepare
 
+        named = make_callbacks(config)
         self.prepared = prepare(config, self.source, self.display.message)
         self.config, self.learner = self.prepared.config, self.prepared.learner
-        self.listeners = (*callbacks, TensorBoard(), self.display)  # fever's own see the metrics of all others
+        self.listeners = (*named, *callbacks, TensorBoard(), self.display)  # fever's own see the metrics of all others
         self.progress = Progress(self.config.stop)
         self.pool: Pool | None = None
         self.closing = False
