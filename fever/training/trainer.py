@@ -25,6 +25,7 @@ from fever.sampling.ray_cluster import connect, is_elastic, try_everywhere
 from fever.signals import Interrupts
 from fever.training.callbacks import Callback, Callbacks, TensorBoard, TrainingInfo
 from fever.training.display import Display
+from fever.training.env_arguments import EnvArguments
 from fever.training.logs import log_to_file
 from fever.training.named import make_callbacks
 from fever.training.progress import Progress, phase_shares
@@ -101,7 +102,8 @@ class Trainer:
     ) -> None:
         self.created = time.perf_counter()
         self.display = display or Display()
-        self.source = source or EnvSource(config.env, config.env_kwargs)
+        changes = run.checkpoint(which).env_changes if run is not None else {}
+        self.env = EnvArguments(source or EnvSource(config.env, config.env_kwargs), changes)
         self.resuming, self.which = run, which
         from fever.training.setup import prepare
 
@@ -117,6 +119,18 @@ class Trainer:
         self.interrupts = Interrupts(self._say_that_it_waits, held=True)
         self.seconds = {"setup": 0.0, "first_batch": 0.0, "iterations": 0.0, "checkpoints": 0.0, "stop": 0.0}
 
+    @property
+    def source(self) -> EnvSource:
+        """The environment with the arguments in force."""
+        return self.env.source
+
+    def _change_env(self, changes: dict[str, Any]) -> None:
+        """What `TrainingInfo.set_env_kwargs` does."""
+        if self.pool is None or self.closing:
+            raise FeverError("the environment's arguments cannot be changed after the training has ended")
+        if self.env.change(changes, self.pool, self.prepared.policy):
+            self.info.env_kwargs = self.source.kwargs
+
     def _say_that_it_waits(self) -> None:
         """Called from the signal handler; writes to stderr itself, because the display may be drawing."""
         if (self.prepared.uninterruptible or self.closing) and not self.display.silent:
@@ -129,7 +143,7 @@ class Trainer:
         run directory."""
         with self.interrupts:
             run = self.resuming or Run.create(self.config, facts())
-            self.info = TrainingInfo(self.config, run)
+            self.info = TrainingInfo(self.config, run, env_kwargs=self.source.kwargs, change_env=self._change_env)
             self.callbacks = Callbacks(self.listeners, self.info)
             try:
                 summary = self._run(run)
@@ -278,6 +292,7 @@ class Trainer:
             **self.progress.statistics(),
             **phase_shares(iteration, wall, pool.count),
             "worker_restarts": pool.restarts,
+            **self.env.metrics(),
             **iteration.metrics,
             **self.progress.info_means(episodes),
         }
@@ -303,7 +318,7 @@ class Trainer:
             "score": self.progress.score,
             "policy": self.prepared.policy,
             "algorithm": state.facts,
-            "trainer": self.progress.state(),
+            "trainer": {**self.progress.state(), "env_changes": self.env.changes},
         }
         files = self.prepared.files
         keep = self.config.checkpoint_keep
