@@ -186,6 +186,7 @@ class RunConfig(Settings):
     callbacks: tuple[str, ...] = setting(
         (), 'callbacks of your own: "module:Name", or with arguments \'module:Name={"size": 3}\''
     )
+    loggers: tuple[Literal["wandb", "mlflow"], ...] = setting((), "experiment trackers that the run is sent to")
     search: Search | None = setting(
         None, "null: one run; otherwise a search, whose trials are runs with this configuration"
     )

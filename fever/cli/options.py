@@ -38,6 +38,7 @@ WATCHING = {  # what else is called while a run trains
     "callback": _option(
         list[str], 'Callback of your own: module:Name, or module:Name={"size": 3}; repeatable.', "--callback"
     ),
+    "log": _option(list[str], "Experiment tracker: wandb or mlflow; repeatable.", "--log"),
 }
 RUN = {  # what is trained
     "env": Annotated[
@@ -79,6 +80,7 @@ FIELDS = {  # option -> field, if called differently
     "stop_time": "seconds",
     "checkpoint_every": "checkpoint_seconds",
     "callback": "callbacks",
+    "log": "loggers",
 }
 
 

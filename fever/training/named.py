@@ -12,12 +12,21 @@ from fever.errors import FeverError
 from fever.plugins.names import import_name
 from fever.training.callbacks import Callback
 
+LOGGERS = {  # named as text, because they import the trackers' libraries
+    "wandb": "fever.training.loggers.wandb:Wandb",
+    "mlflow": "fever.training.loggers.mlflow:Mlflow",
+}
 SECRET = re.compile(r"(?i)(api_?key|token|password|secret|credentials?)$")  # names of arguments that are not kept
 
 
 def make_callbacks(config: RunConfig) -> list[Callback]:
     """Make the callbacks that a configuration names. Raises FeverError for what cannot be found or made."""
     return [_make(word) for word in config.callbacks]
+
+
+def make_loggers(config: RunConfig) -> list[Callback]:
+    """Make the loggers of experiment trackers. Raises FeverError if a library is missing, or nobody is logged in."""
+    return [import_name(LOGGERS[name])() for name in config.loggers]
 
 
 def find_callback(word: str) -> tuple[str, Callable[..., Any], dict[str, Any]]:

@@ -27,7 +27,7 @@ from fever.training.callbacks import Callback, Callbacks, TensorBoard, TrainingI
 from fever.training.display import Display
 from fever.training.env_arguments import EnvArguments
 from fever.training.logs import log_to_file
-from fever.training.named import make_callbacks
+from fever.training.named import make_callbacks, make_loggers
 from fever.training.progress import Progress, phase_shares
 
 if TYPE_CHECKING:
@@ -107,10 +107,11 @@ class Trainer:
         self.resuming, self.which = run, which
         from fever.training.setup import prepare
 
-        named = make_callbacks(config)
+        named, loggers = make_callbacks(config), make_loggers(config)
         self.prepared = prepare(config, self.source, self.display.message)
         self.config, self.learner = self.prepared.config, self.prepared.learner
-        self.listeners = (*named, *callbacks, TensorBoard(), self.display)  # fever's own see the metrics of all others
+        own = (*loggers, TensorBoard(), self.display)  # see the metrics of all others
+        self.listeners = (*named, *callbacks, *own)
         self.progress = Progress(self.config.stop)
         self.pool: Pool | None = None
         self.closing = False
