@@ -199,6 +199,10 @@ class RunConfig(Settings):
     name: str | None = setting(None, "name of the run directory; null: environment, algorithm and time")
     checkpoint_seconds: Duration = setting(10.0, "seconds between checkpoints; the last one is written at the end")
     checkpoint_keep: int = setting(3, "number of latest checkpoints that are kept, besides the best", gt=0)
+    callbacks: tuple[str, ...] = setting(
+        (), 'callbacks of your own: "module:Name", or with arguments \'module:Name={"size": 3}\''
+    )
+    loggers: tuple[Literal["wandb", "mlflow"], ...] = setting((), "experiment trackers that the run is sent to")
     search: Search | None = setting(
         None, "null: one run; otherwise a search, whose trials are runs with this configuration"
     )
@@ -211,9 +215,10 @@ class RunConfig(Settings):
         return "-".join([env, *dict.fromkeys((parts[0], parts[-1]))])
 
     def names(self) -> list[str]:
-        """The environment, and settings that may name something of the user's, as `module:Name`."""
+        """The environment, callbacks, and settings that may name something of the user's, as `module:Name`."""
         texts = [text for value in self.settings.values() for text in _texts(value)]
-        return [self.env, *(text for text in texts if ":" in text)]
+        callbacks = [word.partition("=")[0] for word in self.callbacks]
+        return [self.env, *callbacks, *(text for text in texts if ":" in text)]
 
     @field_validator("name")
     @classmethod

@@ -27,6 +27,7 @@ from fever.cli.options import (
     RUN,
     SEARCH,
     STOP,
+    WATCHING,
     as_typed,
     configuration,
     gathers,
@@ -132,7 +133,7 @@ def _search(config: Any, quiet: bool, as_json: bool, **resumed: Any) -> None:
 
 @app.command()
 @gathers("place", PLACE)
-@gathers("saving", CHECKPOINTS)
+@gathers("saving", {**CHECKPOINTS, **WATCHING})
 @gathers("stop", STOP)
 def resume(
     run: RunName,

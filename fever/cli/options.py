@@ -34,6 +34,12 @@ CHECKPOINTS = {
     "checkpoint_every": _option(str, "Time between checkpoints: 30s, 10m.  \\[default: 10s]"),
     "checkpoint_keep": _option(int, "Number of latest checkpoints to keep, besides the best.  \\[default: 3]"),
 }
+WATCHING = {  # what else is called while a run trains
+    "callback": _option(
+        list[str], 'Callback of your own: module:Name, or module:Name={"size": 3}; repeatable.', "--callback"
+    ),
+    "log": _option(list[str], "Experiment tracker: wandb or mlflow; repeatable.", "--log"),
+}
 RUN = {  # what is trained
     "env": Annotated[
         str | None,
@@ -63,13 +69,19 @@ RUN = {  # what is trained
     "env_kwargs": _option(str, "The environment's keyword arguments, as a JSON object."),
     **STOP,
     **CHECKPOINTS,
+    **WATCHING,
     "runs": _option(str, "Folder of run directories.  \\[default: runs]", envvar="FEVER_RUNS"),
     "name": _option(str, "Name of the run directory."),
     "device": _option(str, "Where the learner runs: auto, cpu or gpu.  \\[default: auto]"),
     "gpus_per_worker": _option(float, "Share of a GPU for each worker's environments.  \\[default: 0]"),
     "file": _option(str, "YAML file with any of these, or a file of the former `rllib train`.", "-f", "--file"),
 }
-FIELDS = {"stop_time": "seconds", "checkpoint_every": "checkpoint_seconds"}  # option -> field, if called differently
+FIELDS = {  # option -> field, if called differently
+    "stop_time": "seconds",
+    "checkpoint_every": "checkpoint_seconds",
+    "callback": "callbacks",
+    "log": "loggers",
+}
 
 
 def _hidden(kind: Any, *names: str) -> Any:

@@ -46,7 +46,7 @@ def evaluate(
 
     found = Run.open(run, runs)
     chosen = found.checkpoint(checkpoint)
-    scores = evaluate(chosen, source_of(found), episodes, seed, deterministic=not stochastic).summary()
+    scores = evaluate(chosen, source_of(found, chosen), episodes, seed, deterministic=not stochastic).summary()
     if as_json:
         print(json.dumps({"run": str(found.path), "checkpoint": chosen.iteration, **scores}))
         return
@@ -76,7 +76,7 @@ def watch(
     found = Run.open(run, runs)
     chosen = found.checkpoint(checkpoint)
     path = to or found.path / layout.VIDEOS / f"{chosen.path.name}.{'mp4' if can_write_mp4() else 'gif'}"
-    total = record(chosen, source_of(found), path, steps, seed)
+    total = record(chosen, source_of(found, chosen), path, steps, seed)
     print(f"{path}: one episode, return {format_number(total)}")
 
 

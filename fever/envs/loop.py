@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
@@ -11,7 +13,7 @@ import numpy as np
 from fever.envs.contract import MASK, Step, describe_info, describe_spaces, stack_observations
 from fever.envs.source import EnvContext, EnvSource, make_env
 from fever.errors import ContractError, FeverError
-from fever.policy.spaces import encode, last_mask
+from fever.policy.spaces import Description, encode, last_mask
 
 
 class LoopEnvs:
@@ -22,21 +24,46 @@ class LoopEnvs:
 
     def __init__(self, source: EnvSource, count: int, context: EnvContext, autoreset: bool = True) -> None:
         self.name, self.count, self.autoreset = source.name, count, autoreset
+        self.source, self.context = source, context
+        self.seeds: list[int] = []  # of the last `reset`
+        self.changes = 0  # of the arguments, so far
+        self.outdated: set[int] = set()  # environments that still have earlier arguments
         self.envs: list[gym.Env] = []
         self.steps = 0
         self.masks: list[Any] | None = None  # of the current observations, if infos have them
         try:
             for index in range(count):
                 self.envs.append(make_env(source, context, index))
-            self.observation, self.action = describe_spaces(
-                self.name, self.envs[0].observation_space, self.envs[0].action_space
-            )
+            self.observation, self.action = self.spaces = self._describe(0)
         except BaseException:
             with suppress(Exception):  # the first error matters more than one of close()
                 self.close()
             raise
 
+    def _describe(self, index: int) -> tuple[Description, Description]:
+        env = self.envs[index]
+        return describe_spaces(self.name, env.observation_space, env.action_space)
+
+    def change(self, kwargs: dict[str, Any]) -> None:
+        """Make every environment anew with these arguments when its episode ends."""
+        self.source = replace(self.source, kwargs=kwargs)
+        self.changes += 1
+        self.outdated = set(range(self.count))
+
+    def _renew(self, index: int) -> int:
+        """Make an environment anew with the arguments in force; returns a seed for its first reset."""
+        self.outdated.discard(index)
+        try:
+            self.envs[index].close()  # first: two of them may not fit beside each other
+        except Exception:  # a user's close() may raise anything, and is no reason to end the run
+            logging.warning("%s: an environment with earlier arguments was not closed", self.name, exc_info=True)
+        self.envs[index] = make_env(self.source, self.context, index)
+        if self._describe(index) != self.spaces:
+            raise ContractError(f"{self.name} has other spaces with the arguments {self.source.kwargs} than before")
+        return int(np.random.SeedSequence([self.seeds[index], self.changes]).generate_state(1)[0])
+
     def reset(self, seeds: list[int]) -> np.ndarray:
+        self.seeds = seeds
         observations, infos = zip(*(self._reset(index, seed) for index, seed in enumerate(seeds)), strict=True)
         self.observation = describe_info(self.name, self.observation, self.action, infos[0])
         if self.observation["type"] == "masked" and self.observation["key"] is None:
@@ -46,6 +73,9 @@ class LoopEnvs:
         return self._encode(list(observations))
 
     def _reset(self, index: int, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
+        if index in self.outdated:
+            fresh = self._renew(index)
+            seed = fresh if seed is None else seed
         try:
             result = self.envs[index].reset(seed=seed)
         except gym.error.Error as error:

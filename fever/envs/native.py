@@ -55,6 +55,10 @@ class NativeEnvs:
         rewards = np.array(rewards, np.float32)
         return Step(encoded, rewards, np.array(terminated), np.array(truncated), final, infos)
 
+    def change(self, kwargs: dict[str, Any]) -> None:
+        """Refused: all environments would have to be made anew at once, in the middle of episodes."""
+        raise FeverError(f"{self.name} is natively vectorised, so its arguments cannot be changed while it trains")
+
     def _encode_last(self, info: dict[str, Any], index: int, mask: Any) -> np.ndarray:
         """Encode the last observation of an episode whose environment has been reset in the same step."""
         try:

@@ -138,6 +138,9 @@ class LocalExperience(Experience):
         (arrays,), self.added, self.drawn = load_shards(folder, 1)
         self.buffer.restore(arrays)
 
+    def change_env(self, kwargs: dict[str, Any]) -> None:
+        self.explorer.change_env(kwargs)
+
     def close(self) -> None:
         self.explorer.close()
 

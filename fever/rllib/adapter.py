@@ -263,6 +263,8 @@ def connector_states(algorithm: Any) -> dict[str, Any]:
 class RllibPool(Pool):
     """RLlib's env runners, which RLlib supervises itself."""
 
+    can_change_env = False
+
     def __init__(self, algorithm: Any, count: int, cluster: Cluster) -> None:
         self.algorithm, self.count, self.cluster = algorithm, count, cluster
 

@@ -46,6 +46,11 @@ class Checkpoint:
         """The provider of the algorithm that wrote it; None for fever's own algorithms."""
         return find_provider(self.manifest["algo"])
 
+    @property
+    def env_changes(self) -> dict[str, Any]:
+        """Arguments of the environment that callbacks had changed by then."""
+        return self.manifest["trainer"].get("env_changes", {})
+
     def met(self, stop: Stop) -> str:
         """The name of the stop rule that is met at this checkpoint, or an empty string."""
         kept = self.manifest["trainer"]

@@ -37,10 +37,11 @@ class Scores:
         }
 
 
-def source_of(run: Run) -> EnvSource:
-    """The environment that a run was trained on."""
+def source_of(run: Run, checkpoint: Checkpoint | None = None) -> EnvSource:
+    """The environment that a run was trained on, with the arguments in force when the checkpoint was written, or with
+    those that the run began with."""
     config = run.config
-    return EnvSource(config.env, config.env_kwargs)
+    return EnvSource(config.env, {**config.env_kwargs, **(checkpoint.env_changes if checkpoint else {})})
 
 
 def evaluate(

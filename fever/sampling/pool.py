@@ -13,10 +13,15 @@ class Pool:
 
     count = 0  # workers; 0: in this process
     restarts = 0  # processes replaced so far
+    can_change_env = True  # whether `change_env` works
     description = ""  # a line about the pool for the display
 
     def track_cores(self, cores: int) -> None:
         """Keep one worker per core as machines join and leave; there are `cores` of them now."""
+
+    def change_env(self, kwargs: dict[str, Any]) -> None:
+        """Make every environment anew with these arguments when its episode ends; those of later workers as well."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Close all environments and end all processes."""

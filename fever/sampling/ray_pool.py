@@ -10,8 +10,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+from fever.envs.source import EnvSource
 from fever.errors import FeverError, TrainingError
 from fever.policy import Params
 from fever.sampling.pool import Pool
@@ -48,6 +50,7 @@ class RayPool(Pool):
         self.count, self.restarts = count, 0
         self.placement: list[Machine | None] = [None] * count  # of each worker
         self.generations = [generation] * count
+        self.sources: dict[int, EnvSource] = {}  # worker -> the environment, with the arguments that it was told
         self.deaths: Counter[int] = Counter()  # of each worker since its last result
         self.actors: list[Any] = []  # None: its machine left
         self.output_positions: dict[int, dict[str, int]] = {}  # worker -> how far its output files were read
@@ -62,6 +65,7 @@ class RayPool(Pool):
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         spec = self.sampler_spec.for_worker(index, self.generations[index])
+        self.sources[index] = spec.source
         if spec.gpus:
             self.cluster.require_gpus(spec.gpus * self.count, spec.gpus)
         self.placement[index] = None
@@ -72,8 +76,17 @@ class RayPool(Pool):
         return self.ray.remote(WorkerActor).options(**options).remote(absolute_sys_path(), packed)
 
     def call(self, index: int, method: str, *arguments: Any) -> Any:
-        """Have a worker call a method of its runner; returns Ray's reference, for `result`."""
+        """Have a worker call a method of its runner; returns Ray's reference, for `result`. If the environment's
+        arguments have changed since its last call, the worker is told first: Ray keeps the order of calls."""
+        source = self.sampler_spec.source
+        if self.sources[index] is not source:
+            self.sources[index] = source
+            self.actors[index].change_env.remote(source.kwargs)
         return self.actors[index].call.remote(method, *arguments)
+
+    def change_env(self, kwargs: dict[str, Any]) -> None:
+        """As `Pool`. One assignment, because another thread may be calling workers."""
+        self.sampler_spec = replace(self.sampler_spec, source=replace(self.sampler_spec.source, kwargs=kwargs))
 
     def result(self, call: Any, index: int) -> Any:
         """What a worker's call returned, with the worker's output logged; None if it died, and was replaced."""
@@ -354,6 +367,11 @@ class WorkerActor:
         self.build()
         value = getattr(self.runner, method)(*arguments)
         return value, self._new_output()
+
+    def change_env(self, kwargs: dict[str, Any]) -> None:
+        """Make environments anew with these arguments when their episodes end."""
+        self.build()
+        self.runner.change_env(kwargs)
 
     def _new_output(self) -> Output:
         sys.stdout.flush()

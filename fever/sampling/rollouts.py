@@ -41,6 +41,9 @@ class LocalRollouts(Rollouts):
             taken += made[-1].steps
         return made
 
+    def change_env(self, kwargs: dict[str, Any]) -> None:
+        self.runner.change_env(kwargs)
+
     def close(self) -> None:
         self.runner.close()
 

@@ -139,6 +139,10 @@ class EnvRunner:
     def _describe_env(self, index: int) -> str:
         return f"environment {index} of worker {self.spec.worker_index}"
 
+    def change_env(self, kwargs: dict[str, Any]) -> None:
+        """Make environments anew with these arguments when their episodes end."""
+        self.envs.change(kwargs)
+
     def close(self) -> None:
         """Close the environments."""
         self.envs.close()

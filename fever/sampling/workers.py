@@ -33,6 +33,9 @@ class LocalWorkers(Workers):
     def collect(self, fragments: int) -> list[Fragment]:
         return [self.sampler.sample(self.params, self.version) for _ in range(fragments)]
 
+    def change_env(self, kwargs: dict[str, Any]) -> None:
+        self.sampler.change_env(kwargs)
+
     def close(self) -> None:
         self.sampler.close()
 

@@ -32,17 +32,18 @@ Metrics that `on_iteration` returns are added to `info.metrics`, where the next 
 
 A callback that raises an exception ends the run: it is saved, and the error names the callback. Ctrl-C waits until a
 callback has returned. To act or evaluate with the current policy, use `info.run.checkpoint().policy()` in
-`on_checkpoint`; `info.request_checkpoint()` asks for one.
+`on_checkpoint`; `info.request_checkpoint()` asks for one. `info.set_env_kwargs(size=9)` makes the environment harder.
+docs/callbacks.md has more examples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fever.errors import TrainingError
+from fever.errors import FeverError, TrainingError
 from fever.runs.events import EventWriter
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ class TrainingInfo:
     summary: dict[str, Any] | None = None  # in `on_stop`: the content of summary.json; None if there is none
     stop_requested: str = ""  # the reason given to `request_stop`
     checkpoint_requested: bool = False
+    env_kwargs: dict[str, Any] = field(default_factory=dict)  # the environment's arguments in force
+    change_env: Callable[[dict[str, Any]], None] | None = None  # the trainer's; `set_env_kwargs` calls it
 
     @property
     def iteration(self) -> int:
@@ -81,6 +84,13 @@ class TrainingInfo:
     def request_checkpoint(self) -> None:
         """Write a checkpoint when this iteration is over."""
         self.checkpoint_requested = True
+
+    def set_env_kwargs(self, **changes: Any) -> None:
+        """Change arguments of the environment's constructor. Each environment, on whatever machine, is made anew with
+        them when its episode ends; the spaces must stay the same. Raises FeverError if it cannot be made with them, or
+        is natively vectorised. Arguments that have these values already change nothing."""
+        assert self.change_env is not None
+        self.change_env(changes)
 
 
 class Callback:
@@ -151,7 +161,7 @@ def _named(callback: Callback, hook: str, *arguments: Any) -> Any:
     except Exception as error:
         if type(callback).__module__.startswith("fever."):
             raise
-        what = f"{type(error).__name__}: {error}"
+        what = str(error) if isinstance(error, FeverError) else f"{type(error).__name__}: {error}"
         raise TrainingError(f"{_name(callback)} failed in {hook}: {what}") from error
 
 

@@ -25,7 +25,9 @@ from fever.sampling.ray_cluster import connect, is_elastic, try_everywhere
 from fever.signals import Interrupts
 from fever.training.callbacks import Callback, Callbacks, TensorBoard, TrainingInfo
 from fever.training.display import Display
+from fever.training.env_arguments import EnvArguments
 from fever.training.logs import log_to_file
+from fever.training.named import make_callbacks, make_loggers
 from fever.training.progress import Progress, phase_shares
 
 if TYPE_CHECKING:
@@ -100,13 +102,16 @@ class Trainer:
     ) -> None:
         self.created = time.perf_counter()
         self.display = display or Display()
-        self.source = source or EnvSource(config.env, config.env_kwargs)
+        changes = run.checkpoint(which).env_changes if run is not None else {}
+        self.env = EnvArguments(source or EnvSource(config.env, config.env_kwargs), changes)
         self.resuming, self.which = run, which
         from fever.training.setup import prepare
 
+        named, loggers = make_callbacks(config), make_loggers(config)
         self.prepared = prepare(config, self.source, self.display.message)
         self.config, self.learner = self.prepared.config, self.prepared.learner
-        self.listeners = (*callbacks, TensorBoard(), self.display)  # fever's own see the metrics of all others
+        own = (*loggers, TensorBoard(), self.display)  # see the metrics of all others
+        self.listeners = (*named, *callbacks, *own)
         self.progress = Progress(self.config.stop)
         self.pool: Pool | None = None
         self.closing = False
@@ -114,6 +119,18 @@ class Trainer:
         self.replay_due = 0.0  # when the replay buffer is to be saved again
         self.interrupts = Interrupts(self._say_that_it_waits, held=True)
         self.seconds = {"setup": 0.0, "first_batch": 0.0, "iterations": 0.0, "checkpoints": 0.0, "stop": 0.0}
+
+    @property
+    def source(self) -> EnvSource:
+        """The environment with the arguments in force."""
+        return self.env.source
+
+    def _change_env(self, changes: dict[str, Any]) -> None:
+        """What `TrainingInfo.set_env_kwargs` does."""
+        if self.pool is None or self.closing:
+            raise FeverError("the environment's arguments cannot be changed after the training has ended")
+        if self.env.change(changes, self.pool, self.prepared.policy):
+            self.info.env_kwargs = self.source.kwargs
 
     def _say_that_it_waits(self) -> None:
         """Called from the signal handler; writes to stderr itself, because the display may be drawing."""
@@ -127,7 +144,7 @@ class Trainer:
         run directory."""
         with self.interrupts:
             run = self.resuming or Run.create(self.config, facts())
-            self.info = TrainingInfo(self.config, run)
+            self.info = TrainingInfo(self.config, run, env_kwargs=self.source.kwargs, change_env=self._change_env)
             self.callbacks = Callbacks(self.listeners, self.info)
             try:
                 summary = self._run(run)
@@ -276,6 +293,7 @@ class Trainer:
             **self.progress.statistics(),
             **phase_shares(iteration, wall, pool.count),
             "worker_restarts": pool.restarts,
+            **self.env.metrics(),
             **iteration.metrics,
             **self.progress.info_means(episodes),
         }
@@ -301,7 +319,7 @@ class Trainer:
             "score": self.progress.score,
             "policy": self.prepared.policy,
             "algorithm": state.facts,
-            "trainer": self.progress.state(),
+            "trainer": {**self.progress.state(), "env_changes": self.env.changes},
         }
         files = self.prepared.files
         keep = self.config.checkpoint_keep

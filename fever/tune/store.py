@@ -47,7 +47,9 @@ class SearchFolder:
             return TrialFolder(self.root, None)
         node: Any = worker._global_node
         session = node.get_session_dir_path()  # removed with Ray if this process is killed
-        return TrialFolder(Path(tempfile.mkdtemp(prefix="fever-trials-", dir=session)), self.store)
+        root = Path(tempfile.mkdtemp(prefix="fever-trials-", dir=session), self.root.name)  # loggers use the name
+        root.mkdir()
+        return TrialFolder(root, self.store)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ EXTRAS = {  # an extra of fever's -> a package that is installed if the extra is
     "atari": "ale-py",
     "rllib": "torch",
     "tune": "optuna",
+    "wandb": "wandb",
+    "mlflow": "mlflow-skinny",
 }
 
 

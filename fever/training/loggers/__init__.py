@@ -1,0 +1,1 @@
+"""Experiment trackers as callbacks: what `--log wandb` and `--log mlflow` make."""
