@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -64,19 +63,9 @@ def watch(
     runs: Runs = "runs",
 ) -> None:
     """Record a video of one episode with a run's policy."""
-    for name, value in {
-        "PYGAME_HIDE_SUPPORT_PROMPT": "1",
-        "SDL_VIDEODRIVER": "dummy",
-        "SDL_AUDIODRIVER": "dummy",
-    }.items():
-        os.environ.setdefault(name, value)
-    from fever.runs.evaluate import can_write_mp4, record, source_of
-    from fever.runs.run import Run
+    from fever import api
 
-    found = Run.open(run, runs)
-    chosen = found.checkpoint(checkpoint)
-    path = to or found.path / layout.VIDEOS / f"{chosen.path.name}.{'mp4' if can_write_mp4() else 'gif'}"
-    total = record(chosen, source_of(found), path, steps, seed)
+    path, total = api.watch(run, to, steps=steps, seed=seed, checkpoint=checkpoint, runs=runs)
     print(f"{path}: one episode, return {format_number(total)}")
 
 
