@@ -18,6 +18,7 @@ VIDEOS = "videos"
 CURVES = "curves.png"
 COMPARED = "compared.png"
 EXPORTED = "exported_policy"
+EXPORTED_ONNX = "exported_onnx"
 
 CHECKPOINTS = "checkpoints"
 MANIFEST = "manifest.json"  # in a checkpoint, as the next two

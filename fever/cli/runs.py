@@ -172,15 +172,26 @@ def plot(
 @commands.command()
 def export(
     run: RunName,
-    to: Annotated[Path | None, typer.Option(help="Folder to write.  \\[default: RUN/exported_policy]")] = None,
+    to: Annotated[
+        Path | None, typer.Option(help="Folder to write.  \\[default: RUN/exported_policy or RUN/exported_onnx]")
+    ] = None,
+    onnx: Annotated[
+        bool, typer.Option("--onnx", help="Write an ONNX graph instead, for programs without Python.")
+    ] = False,
     checkpoint: Which = "best",
     runs: Runs = "runs",
 ) -> None:
-    """Export a run's policy as a Python package that needs NumPy only."""
+    """Export a run's policy as a Python package that needs NumPy only, or as ONNX."""
     from fever.runs.export import export
     from fever.runs.run import Run
 
     found = Run.open(run, runs)
+    if onnx:
+        from fever.runs.onnx import DESCRIPTION, MODEL, export_onnx
+
+        folder = export_onnx(found.checkpoint(checkpoint), to or found.path / layout.EXPORTED_ONNX)
+        print(f"{folder / MODEL}: its inputs and outputs are described in {folder / DESCRIPTION}")
+        return
     path = export(found.checkpoint(checkpoint), to or found.path / layout.EXPORTED)
     print(f"{path}: import it from {path.parent}, or copy it anywhere:")
     print(f"    from {path.name} import load; load().act(observation)")
