@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -218,11 +217,6 @@ def test_watch_films_the_environment_that_is_passed(cartpole: Result, tmp_path: 
     assert total == 3
 
 
-def in_thread(function: Callable[[], Any]) -> Any:
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(function).result(120)
-
-
 def test_training_in_two_threads(tmp_path: Path) -> None:
     def training(name: str) -> Result:
         return fever.train("CartPole-v1", runs=tmp_path, name=name, stop={"iterations": 2}, **SMALL)
@@ -255,25 +249,9 @@ def test_a_wrong_search_is_one_sentence(arguments: dict[str, Any], sentence: str
 
 
 @pytest.mark.ray
-def test_tune_returns_trials_and_the_best_configuration(tmp_path: Path) -> None:
-    space = {"learning_rate": [1e-3, 3e-4]}
-    found = fever.tune(
-        local_factory(), space, method="grid", stop={"iterations": 2}, runs=tmp_path, name="s", seed=4, **SMALL
-    )
-    assert found.stop_reason == "trials"
-    assert {trial.settings["learning_rate"] for trial in found.trials} == {1e-3, 3e-4}
-    assert found.best is not None
-    assert found.best_config is not None
-    assert found.best_config.settings["learning_rate"] == found.best.settings["learning_rate"]
-    assert found.best_config.seed == 4
-    with pytest.raises(FeverError, match="is a search; continue it with: fever resume"):
-        fever.resume(found.run)
-
-
-@pytest.mark.ray
-def test_workers_twice_in_one_process_the_second_time_in_a_thread(tmp_path: Path) -> None:
+def test_workers_of_a_training_in_a_thread(tmp_path: Path) -> None:
     def training() -> Result:
         return fever.train(local_factory(), workers=2, runs=tmp_path, stop={"iterations": 2}, **SMALL)
 
-    for result in (training(), in_thread(training)):
-        assert result.summary["length_mean"] == 5
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(training).result(120).summary["length_mean"] == 5
