@@ -19,6 +19,7 @@ TRACKERS = "trackers"
 CURVES = "curves.png"
 COMPARED = "compared.png"
 EXPORTED = "exported_policy"
+EXPORTED_ONNX = "exported_onnx"
 
 CHECKPOINTS = "checkpoints"
 MANIFEST = "manifest.json"  # in a checkpoint, as the next two

@@ -23,7 +23,7 @@ LAYERS = (  # from the ground up; a room may import its own layer and those belo
     ("rllib",),
     ("tune",),
     ("launch",),
-    ("cli", "__main__", ""),  # "": fever/__init__.py, the Python interface
+    ("cli", "__main__", "api", ""),  # "": fever/__init__.py, the Python interface
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 FORBIDDEN = {  # room -> packages that none of its modules may import

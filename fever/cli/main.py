@@ -37,7 +37,7 @@ from fever.cli.options import workers as parse_workers
 from fever.cli.runs import RunName, Runs, plain
 from fever.cli.runs import commands as run_commands
 from fever.errors import FeverError, TrainingError
-from fever.job import CONTINUED, RECORD, current_job
+from fever.job import CONTINUED, current_job
 
 
 class Interrupted(Exception):
@@ -150,21 +150,19 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Resume a run from its checkpoint. Stop rules given here replace the old ones."""
-    from fever.config import RunConfig, validate
+    from fever.launch.dispatch import open_to_resume
+    from fever.training.resume import resumed_config
 
-    found = _open_to_resume(run, runs, here="on" not in place)
-    values = found.config.model_dump(mode="json")
-    values["stop"] |= stop_rules(stop)
-    values |= {FIELDS.get(name, name): value for name, value in saving.items()}
-    searching = values["search"] is not None
+    found = open_to_resume(run, runs, here="on" not in place)
+    before = found.config
+    changes = {FIELDS.get(name, name): value for name, value in saving.items()}
+    searching = before.search is not None
     if workers is not None:
-        values["workers"] = parse_workers(workers)
-    elif "on" in place and values["workers"] == 0 and not searching:
-        values["workers"] = "all"  # it was trained in one process so far, and has machines now
+        changes["workers"] = parse_workers(workers)
+    elif "on" in place and before.workers == 0 and not searching:
+        changes["workers"] = "all"  # it was trained in one process so far, and has machines now
     typed = as_typed({**stop, **saving, "workers": workers})
-    config = validate(RunConfig, values, "fever resume", typed)
-    rules, dropped = found.drop_met(config.stop, stop_rules(stop), checkpoint)
-    config = config.model_copy(update={"stop": rules})
+    config, dropped = resumed_config(found, stop_rules(stop), changes, checkpoint, "fever resume", typed)
     if dropped and not quiet:
         print(f"fever: the stop rule that ended the run ({', '.join(dropped)}) is dropped", file=sys.stderr)
     if "on" in place and checkpoint != "last":
@@ -179,31 +177,6 @@ def resume(
 
     result = trainer.resume(found, config, checkpoint, display=_display(quiet, as_json), trust=trust)
     _finish(result.summary, as_json)
-
-
-def _open_to_resume(word: str, runs: str, here: bool) -> Any:
-    """Find a run to resume, after fetching what its last job wrote on another machine.
-
-    If the run is resumed elsewhere (not `here`), the launcher fetches: once, though this may be one of many ranks.
-    """
-    from fever.runs.run import Run
-
-    if current_job() is not None:
-        return Run.open(word, runs)
-    from fever.launch.dispatch import fetch_before_resume
-    from fever.launch.jobs import list_jobs
-
-    try:
-        found = Run.open(word, runs)
-    except FeverError:  # perhaps the run of a job whose files were not fetched yet
-        path = next((job.run for job in list_jobs() if word in (job.name, job.run.name, str(job.run))), None)
-        if path is None:
-            raise
-        fetch_before_resume(path)
-        return Run.open(str(path), runs)
-    if here and (found.job / RECORD).is_file():
-        fetch_before_resume(found.path)
-    return found
 
 
 def _require_trust(run: Any, searching: bool, trust: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -64,19 +63,9 @@ def watch(
     runs: Runs = "runs",
 ) -> None:
     """Record a video of one episode with a run's policy."""
-    for name, value in {
-        "PYGAME_HIDE_SUPPORT_PROMPT": "1",
-        "SDL_VIDEODRIVER": "dummy",
-        "SDL_AUDIODRIVER": "dummy",
-    }.items():
-        os.environ.setdefault(name, value)
-    from fever.runs.evaluate import can_write_mp4, record, source_of
-    from fever.runs.run import Run
+    from fever import api
 
-    found = Run.open(run, runs)
-    chosen = found.checkpoint(checkpoint)
-    path = to or found.path / layout.VIDEOS / f"{chosen.path.name}.{'mp4' if can_write_mp4() else 'gif'}"
-    total = record(chosen, source_of(found, chosen), path, steps, seed)
+    path, total = api.watch(run, to, steps=steps, seed=seed, checkpoint=checkpoint, runs=runs)
     print(f"{path}: one episode, return {format_number(total)}")
 
 
@@ -183,15 +172,26 @@ def plot(
 @commands.command()
 def export(
     run: RunName,
-    to: Annotated[Path | None, typer.Option(help="Folder to write.  \\[default: RUN/exported_policy]")] = None,
+    to: Annotated[
+        Path | None, typer.Option(help="Folder to write.  \\[default: RUN/exported_policy or RUN/exported_onnx]")
+    ] = None,
+    onnx: Annotated[
+        bool, typer.Option("--onnx", help="Write an ONNX graph instead, for programs without Python.")
+    ] = False,
     checkpoint: Which = "best",
     runs: Runs = "runs",
 ) -> None:
-    """Export a run's policy as a Python package that needs NumPy only."""
+    """Export a run's policy as a Python package that needs NumPy only, or as ONNX."""
     from fever.runs.export import export
     from fever.runs.run import Run
 
     found = Run.open(run, runs)
+    if onnx:
+        from fever.runs.onnx import DESCRIPTION, MODEL, export_onnx
+
+        folder = export_onnx(found.checkpoint(checkpoint), to or found.path / layout.EXPORTED_ONNX)
+        print(f"{folder / MODEL}: its inputs and outputs are described in {folder / DESCRIPTION}")
+        return
     path = export(found.checkpoint(checkpoint), to or found.path / layout.EXPORTED)
     print(f"{path}: import it from {path.parent}, or copy it anywhere:")
     print(f"    from {path.name} import load; load().act(observation)")

@@ -9,6 +9,7 @@ import difflib
 import functools
 import inspect
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from fever.errors import FeverError
 from fever.plugins.names import import_attribute, import_module
 
 EXTRAS = {"mujoco": "mujoco", "box2d": "box2d", "Box2D": "box2d", "pygame": "render", "ale_py": "atari"}
+NAMELESS = re.compile(r"<\w+>|\(\.\.\.\)$")  # in names of lambdas, of what is inside functions, of partial functions
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,11 @@ class EnvSource:
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Take a partial function apart into target and keyword arguments, if these can be written as JSON."""
+        """Take a partial function apart into target and keyword arguments, if these can be written as JSON. Refuse what
+        makes no environments."""
         target = self.target
+        if isinstance(target, gym.Env | VectorEnv) or not (isinstance(target, str) or callable(target)):
+            raise FeverError(_not_a_source(target))
         if isinstance(target, functools.partial) and not target.args and _is_json(target.keywords):
             object.__setattr__(self, "kwargs", {**target.keywords, **self.kwargs})
             object.__setattr__(self, "target", target.func)
@@ -52,6 +57,11 @@ class EnvSource:
         if not isinstance(self.target, str):
             return self.target, None
         module, _, name = self.target.rpartition(":")
+        if NAMELESS.search(name) or (module == "__main__" and not hasattr(sys.modules["__main__"], name)):
+            raise FeverError(
+                f"{self.target} is known only to the Python program that defined it; pass it again from there: "
+                "fever.evaluate(run, env=...), or likewise fever.resume and fever.watch"
+            )
         if module and not re.search(r"-v\d+$", name):
             return import_attribute(module, name), None
         if module:
@@ -125,6 +135,16 @@ def make_vector_env(source: EnvSource, count: int, context: EnvContext) -> Vecto
 def make_any(source: EnvSource, context: EnvContext) -> Any:
     """Make one environment of either kind, to check that it works; the caller closes it."""
     return make_vector_env(source, 1, context) if source.vectorized else make_env(source, context)
+
+
+def _not_a_source(target: Any) -> str:
+    """The sentence about an environment that is made already, or anything else in place of what makes one."""
+    what = f"a {type(target).__name__}, which makes no environments"
+    spec = getattr(target, "spec", None) if isinstance(target, gym.Env | VectorEnv) else None
+    name = spec.id if spec is not None else "CartPole-v1"
+    if isinstance(target, gym.Env | VectorEnv):
+        what = "an environment that exists already, and training makes its own"
+    return f'env is {what}; pass the id "{name}", a class, or a function: lambda: gym.make("{name}")'
 
 
 def _is_json(values: dict[str, Any]) -> bool:

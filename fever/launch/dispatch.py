@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from fever import layout
 from fever.errors import FeverError
+from fever.job import RECORD, current_job
 from fever.launch.jobs import list_jobs, refuse_busy, resume_words
 from fever.launch.targets import load_target
 
 if TYPE_CHECKING:
     from fever.config import RunConfig
     from fever.launch.jobs import Job
+    from fever.runs.run import Run
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,28 @@ class Order:
 def run_elsewhere(order: Order) -> int:
     """Train on the target that `--on` names; returns the exit code."""
     return load_target(order.on, order.options).run(order)
+
+
+def open_to_resume(word: str, runs: str, here: bool = True) -> Run:
+    """Find a run to resume, after fetching what its last job wrote on another machine.
+
+    If the run is resumed elsewhere (not `here`), the launcher fetches: once, though this may be one of many ranks.
+    """
+    from fever.runs.run import Run
+
+    if current_job() is not None:
+        return Run.open(word, runs)
+    try:
+        found = Run.open(word, runs)
+    except FeverError:  # perhaps the run of a job whose files were not fetched yet
+        path = next((job.run for job in list_jobs() if word in (job.name, job.run.name, str(job.run))), None)
+        if path is None:
+            raise
+        fetch_before_resume(path)
+        return Run.open(str(path), runs)
+    if here and (found.job / RECORD).is_file():
+        fetch_before_resume(found.path)
+    return found
 
 
 def fetch_before_resume(run: Path) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +16,7 @@ from fever import layout
 from fever.errors import FeverError
 from fever.runs.checkpoint import Checkpoint
 
-EXAMPLE = '''"""A trained policy ({env}, {algo}). It needs Python and NumPy, nothing else.
+EXAMPLE = '''"""A trained policy, described in policy.json. It needs Python and NumPy, nothing else.
 
     from {name} import load
     policy = load()
@@ -28,7 +31,7 @@ from .policy import Policy
 def load() -> Policy:
     """The policy in this folder."""
     return Policy.from_files(Path(__file__).parent)
-'''
+'''  # nothing of the run goes into code: a run may come from anyone, and its environment's name may be any text
 
 
 def export(checkpoint: Checkpoint, target: Path) -> Path:
@@ -38,23 +41,38 @@ def export(checkpoint: Checkpoint, target: Path) -> Path:
         raise FeverError(
             f"{name!r} cannot be imported in Python; choose a folder name of letters, digits and underscores"
         )
-    if target.exists():
-        raise FeverError(f"{target} exists already; choose another with --to")
+    policy = own_policy(checkpoint)
+    with new_folder(target) as folder:
+        for module in ("distributions.py", "networks.py", "policy.py", "spaces.py"):
+            shutil.copy(Path(fever.policy.__file__).parent / module, folder / module)
+        (folder / "__init__.py").write_text(EXAMPLE.format(name=name))
+        about = {"env": checkpoint.manifest["env"], "algo": checkpoint.manifest["algo"], **policy.describe()}
+        (folder / "policy.json").write_text(json.dumps(about, indent=2) + "\n")
+        np.savez(folder / "weights.npz", **policy.params)
+    return target
+
+
+def own_policy(checkpoint: Checkpoint) -> Any:
+    """The policy of a checkpoint. Raises `FeverError` if it is another library's."""
     if checkpoint.provider is not None:
         weights, algo = checkpoint.path / layout.ARRAYS, checkpoint.manifest["algo"]
         raise FeverError(f"a network of {algo} does not act with NumPy alone; its weights, by name, are in {weights}")
-    policy = checkpoint.policy()
-    partial = target.with_name(f".{name}.partial")
+    return checkpoint.policy()
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A folder to write into, which gets the name `target` when all is written. Raises `FeverError` if that exists."""
+    if target.exists():
+        raise FeverError(f"{target} exists already; choose another with --to")
+    partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir(parents=True)
     except OSError as error:
         raise FeverError(f"{target} cannot be made: {error.strerror}; choose another with --to") from error
-    for module in ("distributions.py", "networks.py", "policy.py", "spaces.py"):
-        shutil.copy(Path(fever.policy.__file__).parent / module, partial / module)
-    manifest = checkpoint.manifest
-    (partial / "__init__.py").write_text(EXAMPLE.format(env=manifest["env"], algo=manifest["algo"], name=name))
-    (partial / "policy.json").write_text(json.dumps(policy.describe(), indent=2) + "\n")
-    np.savez(partial / "weights.npz", **policy.params)
-    partial.rename(target)
-    return target
+    try:
+        yield partial
+        partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

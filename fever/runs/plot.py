@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 from fever import layout
 from fever.errors import FeverError
@@ -17,7 +20,31 @@ MOST_REPORTED = 8  # panels of metrics that environments report
 COLOURS = ("#0b6e99", "#d9480f", "#2b8a3e", "#862e9c", "#c92a2a", "#5c940d", "#1864ab", "#495057")
 
 
+class Curves(Figure):
+    """A figure that a notebook shows as the value of a cell, without pyplot, which would keep it and show it twice."""
+
+    def _repr_png_(self) -> bytes:
+        file = io.BytesIO()
+        self.savefig(file, format="png", dpi=80)
+        return file.getvalue()
+
+
 def plot(runs: list[Run], path: Path) -> Path:
+    """Draw runs into a file (.png, .svg, .pdf) and return its path."""
+    save(draw(runs), path)
+    return path
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure; raises `FeverError` if that is not possible."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=120)
+    except (ValueError, OSError) as error:
+        raise FeverError(f"{path} cannot be written: {error}") from error
+
+
+def draw(runs: list[Run]) -> Curves:
     """Draw return, speed, learning curves and what environments report, of one or more runs over environment steps."""
     curves = [run.curves() for run in runs]
     for run, curve in zip(runs, curves, strict=True):
@@ -27,14 +54,10 @@ def plot(runs: list[Run], path: Path) -> Path:
             )
         if not curve:
             raise FeverError(f"{run.path} has no metrics yet")
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
     panels = _panels(curves)
     rows = math.ceil(len(panels) / 2)
-    figure, grid = pyplot.subplots(rows, 2, figsize=(11, 3.25 * rows), layout="constrained", squeeze=False)
+    figure = Curves(figsize=(11, 3.25 * rows), layout="constrained")
+    grid = figure.subplots(rows, 2, squeeze=False)
     axes = dict(zip(panels, grid.flat, strict=False))
     for place, (run, curve) in enumerate(zip(runs, curves, strict=True)):
         colour = COLOURS[place % len(COLOURS)]
@@ -46,23 +69,16 @@ def plot(runs: list[Run], path: Path) -> Path:
     for name, axis in axes.items():
         axis.set_title(panels[name], loc="left", fontsize=11)
         axis.set_xlabel("environment steps")
-        axis.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter())
+        axis.xaxis.set_major_formatter(EngFormatter())
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
     for axis in grid.flat[len(panels) :]:
         axis.set_visible(False)
     axes["steps_per_second"].set_ylim(bottom=0)
-    axes["steps_per_second"].yaxis.set_major_formatter(matplotlib.ticker.EngFormatter())
+    axes["steps_per_second"].yaxis.set_major_formatter(EngFormatter())
     axes["return"].legend(frameon=False, fontsize=9)
     figure.suptitle(_title(runs), x=0.01, ha="left", fontsize=13, fontweight="bold")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=120)
-    except (ValueError, OSError) as error:
-        raise FeverError(f"{path} cannot be written: {error}") from error
-    finally:
-        pyplot.close(figure)
-    return path
+    return figure
 
 
 def _panels(curves: list[dict[str, np.ndarray]]) -> dict[str, str]:

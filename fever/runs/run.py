@@ -47,6 +47,9 @@ class Run:
         self._lock: Any = None
         self._made_parent = False
 
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
     @classmethod
     def create(cls, config: RunConfig, facts: dict[str, Any]) -> Run:
         """Make a new run directory. Raises `FeverError` if it exists already."""

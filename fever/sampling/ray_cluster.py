@@ -153,6 +153,7 @@ def connect(workers: int) -> Cluster:
 
     if ray.is_initialized():
         return Cluster(owned=False)
+    logging.getLogger("ray.widgets").setLevel(logging.WARNING)  # in a notebook it recommends packages
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
     runtime: dict[str, Any] = {"env_vars": WORKER_VARIABLES}
     if job is None:

@@ -1,4 +1,4 @@
-"""Displays of a training: a live panel on a terminal, plain lines elsewhere, or nothing."""
+"""Displays of a training: a live panel on a terminal or in a notebook, plain lines elsewhere, or nothing."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from fever.config import RunConfig
 from fever.job import current_job
 from fever.text import PHASES, format_duration, format_number, sparkline
 from fever.training.callbacks import Callback, TrainingInfo
+from fever.training.notebook import WIDTH, NotebookLive, in_notebook
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -101,11 +102,10 @@ class LiveDisplay(Display):
     silent = False
 
     def __init__(self, console: Console) -> None:
-        from rich.live import Live
-
         self.console = console
-        self.live = Live(console=console, auto_refresh=False, transient=True)
+        self.live = make_live(console)
         self.drawn = 0.0
+        self.row: dict[str, Any] | None = None  # that is not drawn yet
         self.history: list[float] = []
         self.rate = Rate()
 
@@ -121,10 +121,13 @@ class LiveDisplay(Display):
         self.rate.add(row)
         if "return_mean" in row:
             self.history.append(row["return_mean"])
+        self.row = row
         if time.monotonic() - self.drawn >= REFRESH_SECONDS:
             self._draw(row)
 
     def stop(self) -> None:
+        if self.row is not None:  # a notebook keeps the last drawing
+            self._draw(self.row)
         self.live.stop()
 
     def finish(self, summary: dict[str, Any]) -> None:
@@ -132,7 +135,7 @@ class LiveDisplay(Display):
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _draw(self, row: dict[str, Any]) -> None:
-        self.drawn = time.monotonic()
+        self.drawn, self.row = time.monotonic(), None
         self.live.update(self._panel(row), refresh=True)
 
     def _panel(self, row: dict[str, Any]) -> RenderableType:
@@ -271,17 +274,30 @@ def closing_lines(summary: dict[str, Any]) -> list[str]:
 
 
 def make_display(kind: str, to_stderr: bool = False) -> Display:
-    """`auto` (live on a terminal, lines elsewhere), or `quiet`."""
+    """`auto` (live on a terminal and in a notebook, lines elsewhere), or `quiet`."""
     return for_audience(kind, to_stderr, Display, PlainDisplay, LiveDisplay)
+
+
+def make_live(console: Console) -> Any:
+    """What redraws in place: on a terminal rich's `Live`, which leaves nothing behind."""
+    if in_notebook():
+        return NotebookLive()
+    from rich.live import Live
+
+    return Live(console=console, auto_refresh=False, transient=True)
 
 
 def for_audience(
     kind: str, to_stderr: bool, quiet: Callable[[], Any], plain: Callable[[TextIO], Any], live: Callable[[Console], Any]
 ) -> Any:
-    """One of three displays: for `quiet`, for a stream that is not a terminal, or for a terminal."""
+    """One of three displays: for `quiet`, for a stream that is not a terminal, or for a terminal or a notebook."""
     if kind == "quiet":
         return quiet()
     stream = sys.stderr if to_stderr else sys.stdout
+    if in_notebook():
+        from rich.console import Console
+
+        return live(Console(file=stream, force_jupyter=False, width=WIDTH))
     if not stream.isatty() or current_job() is not None:  # some launchers give ranks a terminal that nobody sees
         return plain(stream)
     from rich.console import Console

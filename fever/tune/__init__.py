@@ -17,15 +17,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fever.tune.space import is_space_expression
-
 if TYPE_CHECKING:
     from fever.config import RunConfig
     from fever.envs.source import EnvSource
     from fever.runs.run import Run
     from fever.tune.table import SearchDisplay
 
-__all__ = ["is_space_expression", "search"]
+__all__ = ["search"]
 
 
 def search(

@@ -132,6 +132,15 @@ def is_space_expression(text: str) -> bool:
     return re.match(r"\s*[A-Za-z_]\w*\s*\(", text) is not None
 
 
+def as_expression(values: Any) -> str:
+    """An expression for the values of a setting in Python: text is one already, a list holds choices."""
+    if isinstance(values, str):
+        return values
+    if not isinstance(values, list | tuple):
+        raise FeverError(f'{values!r} cannot be searched: give a list of values, or text like "uniform(0,1)"')
+    return f"choice({', '.join(map(repr, values))})"
+
+
 def parse(space: dict[str, str]) -> Space:
     """Read all expressions; raises `FeverError` for the first that is wrong."""
     return Space({name: parse_dimension(name, text) for name, text in space.items()})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from fever import layout
 from fever.config import RunConfig
 from fever.text import format_duration, format_number
-from fever.training.display import for_audience
+from fever.training.display import for_audience, make_live
 from fever.tune.records import FAILED, FINISHED, RUNNING, STOPPED, WAITING, Record, best_of, ranked
 
 if TYPE_CHECKING:
@@ -78,10 +78,8 @@ class LiveTable(SearchDisplay):
     """A table that is redrawn in place, the best trials first."""
 
     def __init__(self, console: Console) -> None:
-        from rich.live import Live
-
         self.console = console
-        self.live = Live(console=console, auto_refresh=False, transient=True)
+        self.live = make_live(console)
         self.drawn = 0.0
 
     def message(self, text: str) -> None:

@@ -16,10 +16,10 @@ from fever.envs.source import EnvSource
 from fever.errors import FeverError, TrainingError
 from fever.rllib.settings import split_settings
 from fever.runs.run import Run
-from fever.tune import is_space_expression, search
+from fever.tune import search
 from fever.tune.records import Record, append, ranked, read, write_best
 from fever.tune.score import BUDGET, LearningCurve, mean_score
-from fever.tune.space import check_space, parse, parse_dimension
+from fever.tune.space import check_space, is_space_expression, parse, parse_dimension
 from fever.tune.store import SearchFolder, TrialFolder, TrialStore
 from fever.tune.study import check_kind, resolve
 from fever.tune.trial import Plan, Trial

@@ -1,0 +1,313 @@
+"""The Python interface: every function here is `fever.NAME`. docs/python.md has an example of each.
+
+`run` is a path, a name below the folder `runs`, the word `last`, a `Run`, or what `train` returned. All functions raise
+`fever.errors.FeverError` for wrong input; its message says what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fever import layout
+from fever.algos.registry import config_of, find_provider
+from fever.config import COMMON_NAMES, RunConfig, validate
+from fever.envs.source import EnvSource
+from fever.errors import FeverError
+from fever.runs.run import Run, list_runs
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from fever.policy import Policy
+    from fever.rllib.play import RllibPolicy
+    from fever.runs.checkpoint import Checkpoint
+    from fever.runs.evaluate import Scores
+    from fever.training.callbacks import Callback
+    from fever.training.trainer import Result
+    from fever.tune.result import SearchResult
+
+Env = str | Callable[..., Any]  # an id, "module:Name", a class or a factory function
+SEED = 1_000_000  # of evaluated episodes; training counts its seeds from 0
+
+
+def train(
+    env: Env,
+    algo: str = "ppo",
+    *,
+    env_kwargs: dict[str, Any] | None = None,
+    workers: int | str | None = None,
+    envs: int | None = None,
+    seed: int = 0,
+    stop: dict[str, Any] | None = None,
+    runs: str | Path = "runs",
+    name: str | None = None,
+    device: str = "auto",
+    progress: bool = False,
+    callbacks: Sequence[Callback] = (),
+    **settings: Any,
+) -> Result:
+    """Train an agent and return its run, policy and learning curves.
+
+    `env` is a Gymnasium id, `"module:Name"`, a class or a factory function. `stop` has any of `reward`, `steps`, `time`
+    (`"10m"`), `iterations` and `window`; without it, training ends at the environment's reward threshold or after a
+    million steps. The defaults of `workers` and `envs` are 0 (sample in this process) and 8, or RLlib's for
+    `rllib:NAME`. `progress` shows a live panel, also in a notebook. `callbacks` are called during training: see
+    `fever.training.callbacks`. `settings` are the algorithm's, as listed by `fever config ALGO`.
+
+    Ctrl-C, or a notebook's interrupt, saves and returns; `result.stop_reason` is `interrupted` then. Raises
+    `fever.errors.FeverError` for wrong input, and leaves nothing on disk then; `fever.errors.TrainingError` if
+    training fails.
+    """
+    from fever.training import trainer
+    from fever.training.display import make_display
+
+    source = EnvSource(env, env_kwargs or {})
+    values = _values(source, algo, settings, seed, stop, runs, name, device, workers=workers, envs=envs)
+    config = validate(RunConfig, values, "the run")
+    _check_names(train, config)
+    return trainer.train(config, source, make_display("auto" if progress else "quiet"), callbacks)
+
+
+def resume(
+    run: str | Path | Run | Result,
+    *,
+    stop: dict[str, Any] | None = None,
+    workers: int | str | None = None,
+    checkpoint: str = "last",
+    env: Env | None = None,
+    env_kwargs: dict[str, Any] | None = None,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = False,
+    trust: bool = False,
+    runs: str | Path = "runs",
+) -> Result:
+    """Continue a run from its checkpoint, which is `last`, `best` or the number of an iteration.
+
+    Rules in `stop` replace the run's; an old rule that the run has met already is dropped if a new one is given.
+    `workers` is as before by default. `env` is needed if the environment was a lambda or a function inside another
+    one, which no name leads to: pass it again. `env_kwargs` are the run's own by default. `trust` allows reading the
+    pickles of an RLlib run, which can execute any code.
+
+    Raises `FeverError` for wrong input, and if the run's stop rule is met; `TrainingError` if training fails.
+    """
+    from fever.launch.dispatch import open_to_resume
+    from fever.training import trainer
+    from fever.training.display import make_display
+    from fever.training.resume import resumed_config
+
+    found = open_to_resume(_where(run), str(runs))
+    changes = {} if workers is None else {"workers": workers}
+    config, dropped = resumed_config(found, stop or {}, changes, checkpoint, "fever.resume")
+    if config.search is not None:
+        raise FeverError(f"{found.path} is a search; continue it with: fever resume {found.path} --trust")
+    source = _source(found, env, env_kwargs)
+    config = config.model_copy(update={"env": source.name, "env_kwargs": source.kwargs})
+    display = make_display("auto" if progress else "quiet")
+    if dropped:
+        display.message(f"the stop rule that ended the run ({', '.join(dropped)}) is dropped")
+    return trainer.resume(found, config, checkpoint, source, display, callbacks, trust)
+
+
+def evaluate(
+    run: str | Path | Run | Result,
+    *,
+    episodes: int = 20,
+    seed: int = SEED,
+    checkpoint: str = "best",
+    env: Env | None = None,
+    env_kwargs: dict[str, Any] | None = None,
+    stochastic: bool = False,
+    runs: str | Path = "runs",
+) -> Scores:
+    """Play episodes with a run's policy; returns their returns and lengths, and `summary()` of them.
+
+    `env` and `env_kwargs` are the run's own by default; pass `env` again if it was a lambda or a function inside
+    another one. With `stochastic`, actions are sampled instead of the most likely ones taken. Raises `FeverError` if
+    there is no such run or checkpoint, or if the environment has other spaces than the policy was made for.
+    """
+    from fever.runs.evaluate import evaluate
+
+    if episodes < 1:
+        raise FeverError(f"episodes={episodes}: must be 1 or more")
+    found = _open(run, runs)
+    chosen = found.checkpoint(checkpoint)
+    return evaluate(chosen, _source(found, env, env_kwargs, chosen), episodes, seed, deterministic=not stochastic)
+
+
+def watch(
+    run: str | Path | Run | Result,
+    to: str | Path | None = None,
+    *,
+    steps: int = 1000,
+    seed: int = SEED,
+    checkpoint: str = "best",
+    env: Env | None = None,
+    env_kwargs: dict[str, Any] | None = None,
+    runs: str | Path = "runs",
+) -> tuple[Path, float]:
+    """Film one episode of at most `steps` steps; returns the file and the episode's return.
+
+    `to` ends in .mp4 or .gif; by default the file is in the run's folder `videos`. `env` and `env_kwargs` are as in
+    `evaluate`. Raises `FeverError` if the environment cannot be drawn or the file not be written.
+    """
+    from fever.runs.evaluate import can_write_mp4, record
+
+    for variable, value in {
+        "PYGAME_HIDE_SUPPORT_PROMPT": "1",
+        "SDL_VIDEODRIVER": "dummy",
+        "SDL_AUDIODRIVER": "dummy",
+    }.items():
+        os.environ.setdefault(variable, value)
+    found = _open(run, runs)
+    chosen = found.checkpoint(checkpoint)
+    suffix = "mp4" if can_write_mp4() else "gif"
+    path = found.path / layout.VIDEOS / f"{chosen.path.name}.{suffix}" if to is None else Path(to)
+    return path, record(chosen, _source(found, env, env_kwargs, chosen), path, steps, seed)
+
+
+def tune(
+    env: Env,
+    space: Mapping[str, str | Sequence[Any]],
+    algo: str = "ppo",
+    *,
+    trials: int = 20,
+    method: str = "random",
+    scheduler: str = "none",
+    seeds: int = 1,
+    parallel: int | None = None,
+    env_kwargs: dict[str, Any] | None = None,
+    workers: int | None = None,
+    envs: int | None = None,
+    seed: int = 0,
+    stop: dict[str, Any] | None = None,
+    runs: str | Path = "runs",
+    name: str | None = None,
+    device: str = "auto",
+    progress: bool = False,
+    **settings: Any,
+) -> SearchResult:
+    """Search for the best settings with many runs; returns the table of trials and the best configuration.
+
+    `space` has for every setting that is searched its values: a list, or text such as `"loguniform(1e-5,1e-2)"`
+    (docs/search.md). `method` is `random`, `grid` or `optuna`; `scheduler` is `none`, `asha` or `pbt`. Every trial is
+    run with `seeds` seeds. `parallel` trials run at the same time, by default as many as there are cores for. The
+    rest is as in `train`.
+
+    Raises `FeverError` for wrong input, `TrainingError` if every trial fails.
+    """
+    from fever.tune import search
+    from fever.tune.result import SearchResult
+    from fever.tune.space import as_expression
+    from fever.tune.table import make_table
+
+    source = EnvSource(env, env_kwargs or {})
+    values = _values(source, algo, settings, seed, stop, runs, name, device, workers=workers, envs=envs)
+    values["search"] = {
+        "space": {key: as_expression(value) for key, value in space.items()}, "trials": trials, "method": method,
+        "scheduler": scheduler, "seeds": seeds, "parallel": parallel,
+    }  # fmt: skip
+    config = validate(RunConfig, values, "the search")
+    _check_names(tune, config)
+    summary = search(config, source, make_table("auto" if progress else "quiet"))
+    return SearchResult(Run(Path(summary["run"])), summary)
+
+
+def load(run: str | Path | Run | Result, checkpoint: str = "best", runs: str | Path = "runs") -> Policy | RllibPolicy:
+    """Load the policy of a run, for `load(run).act(observation)`. `checkpoint` is `best`, `last` or the number of an
+    iteration. Raises `FeverError` if there is no such run or checkpoint."""
+    return _open(run, runs).checkpoint(checkpoint).policy()
+
+
+def runs(folder: str | Path = "runs") -> list[Run]:
+    """All runs in a folder, the oldest first; none if there is no such folder. A run has `path`, `status`, `config`,
+    `summary`, `curves()` and `checkpoint()`."""
+    return list_runs(Path(folder).expanduser())
+
+
+def plot(
+    runs: str | Path | Run | Result | Sequence[str | Path | Run | Result],
+    to: str | Path | None = None,
+    *,
+    folder: str | Path = "runs",
+) -> Figure:
+    """Draw the learning curves of one run, or of several in one figure, which a notebook shows.
+
+    With `to`, the figure is also written to that file (.png, .svg, .pdf). `folder` is where names of runs are looked
+    up. Raises `FeverError` if a run has no metrics yet, or the file cannot be written.
+    """
+    from fever.runs.plot import draw, save
+
+    several = runs if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
+    figure = draw([_open(one, folder) for one in several])
+    if to is not None:
+        save(figure, Path(to))
+    return figure
+
+
+def _where(run: Any) -> str:
+    """The path, name or word that leads to a run."""
+    found = getattr(run, "run", run)  # a result has the run
+    return str(found.path if isinstance(found, Run) else found)
+
+
+def _open(run: Any, runs: str | Path) -> Run:
+    return Run.open(_where(run), runs)
+
+
+def _source(
+    run: Run, env: Env | None, kwargs: dict[str, Any] | None, checkpoint: Checkpoint | None = None
+) -> EnvSource:
+    """The run's environment, or `env` in its place, with the run's arguments (those in force when the checkpoint was
+    written) unless others are given."""
+    config = run.config
+    own = {**config.env_kwargs, **(checkpoint.env_changes if checkpoint else {})}
+    source = EnvSource(config.env if env is None else env)
+    source = EnvSource(source.target, {**own, **source.kwargs} if kwargs is None else kwargs)
+    if config.env.startswith("__main__:") and env is None:  # workers have another main module: send the object
+        factory, _ = source.resolve()
+        assert factory is not None
+        return EnvSource(factory, source.kwargs)
+    return source
+
+
+def _values(
+    source: EnvSource,
+    algo: str,
+    settings: dict[str, Any],
+    seed: int,
+    stop: dict[str, Any] | None,
+    runs: str | Path,
+    name: str | None,
+    device: str,
+    **optional: Any,
+) -> dict[str, Any]:
+    """Arguments as values of a `RunConfig`; those of `optional` that are None are left out."""
+    values = {
+        "env": source.name, "env_kwargs": source.kwargs, "algo": algo, "settings": settings, "seed": seed,
+        "stop": stop or {}, "runs": str(runs), "name": name, "device": device,
+    }  # fmt: skip
+    return values | {key: value for key, value in optional.items() if value is not None}
+
+
+def _check_names(function: Callable[..., Any], config: RunConfig) -> None:
+    """Raise `FeverError` for a setting that is rather a misspelt argument of this function. Settings that are like
+    others of the algorithm are refused later."""
+    if not config.settings or find_provider(config.algo) is not None:
+        return
+    from fever.algos.device import prepare_jax
+
+    prepare_jax(config.device)  # before the first import of JAX, which an algorithm's module brings
+    known = config_of(config.algo).model_fields
+    own = [name for name in inspect.signature(function).parameters if name != "settings"]
+    for name in config.settings.keys() - known.keys():
+        word = COMMON_NAMES.get(name, "").removeprefix("--")
+        likely = [word] if word in own else difflib.get_close_matches(name, [*known, *own], n=1)
+        if word.startswith("stop-"):
+            likely = [f'stop={{"{word.removeprefix("stop-")}": ...}}']
+        if likely and likely[0] not in known:
+            raise FeverError(f"fever.{function.__name__} has no argument {name}; did you mean {likely[0]}?")
