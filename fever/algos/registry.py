@@ -27,6 +27,7 @@ ALGORITHMS = {
     "impala": "fever.algos.impala:Impala",
     "appo": "fever.algos.impala:APPO",
     "dqn": "fever.algos.dqn:DQN",
+    "qrdqn": "fever.algos.qrdqn:QRDQN",
     "apex": "fever.algos.apex:Apex",
     "sac": "fever.algos.sac:SAC",
 }

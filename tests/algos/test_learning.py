@@ -34,6 +34,13 @@ def test_cartpole_is_solved_by_dqn(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+def test_cartpole_is_solved_by_qrdqn(tmp_path: Path, seed: int) -> None:
+    result = train("CartPole-v1", tmp_path, algo="qrdqn", seed=seed, stop={"reward": 475, "steps": 120_000})
+    assert result.stop_reason == "reward"
+    assert evaluate(result.run.checkpoint("last"), source_of(result.run), episodes=10).returns.mean() > 400
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_cartpole_is_solved_by_apex(tmp_path: Path, seed: int) -> None:
     stop = {"reward": 475, "steps": 500_000}
     assert train("CartPole-v1", tmp_path, algo="apex", seed=seed, batch=128, stop=stop).stop_reason == "reward"
