@@ -171,7 +171,7 @@ def test_environments_are_refused_in_one_sentence() -> None:
     for reward in ("nan", None, [1, 2]):
         explorer = make_explorer(OddRewardEnv, n_step=1, her=1, kwargs={"reward": reward})
         with pytest.raises(
-            ContractError, match="^compute_reward of .*OddRewardEnv must return one finite number, not "
+            ContractError, match=r"^compute_reward of .*OddRewardEnv must return one finite number, not "
         ):
             explore(explorer, [2])
 
@@ -181,7 +181,7 @@ def test_observations_without_goals_that_can_be_exchanged_are_refused() -> None:
     parts = {"observation": box, "achieved_goal": box | {"low": [0, 0]}, "desired_goal": box | {"low": [1, 1]}}
     goals = {"type": "dict", "spaces": parts}
     check_goals("x", goals)  # bounds may differ
-    with pytest.raises(FeverError, match="^x has action masks, which her does not support$"):
+    with pytest.raises(FeverError, match=r"^x has action masks, which her does not support$"):
         check_goals("x", {"type": "masked", "observation": goals, "sizes": [2], "key": None})
     others = [{"desired_goal": box | {"shape": [3]}}, {"achieved_goal": image, "desired_goal": image}]
     for other in others:
