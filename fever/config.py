@@ -63,6 +63,8 @@ COMMON_NAMES = {  # other libraries' name of a setting -> fever's; of several, t
     "lambda_": "gae_lambda trace_decay", "num_epochs": "epochs", "entropy_coeff": "entropy_coefficient",
     "vf_loss_coeff": "value_coefficient", "vf_clip_param": "value_clip", "clip_range_vf": "value_clip",
     "target_network_update_freq": "target_updates", "target_update_interval": "target_updates",
+    "n_quantiles": "quantiles", "n_sampled_goal": "her", "goal_selection_strategy": "her_strategy",
+    "replay_buffer_class": "her", "rms_prop_eps": "optimizer_kwargs", "use_rms_prop": "optimizer",
     "grad_clip": "max_gradient_norm", "buffer_size": "buffer", "learning_starts": "warmup", "tau": "polyak",
     "n_envs": "--envs", "num_envs": "--envs", "num_workers": "--workers", "total_timesteps": "--stop-steps",
 }  # fmt: skip

@@ -16,14 +16,14 @@ from fever.algos.flat_params import FlatParams
 from fever.algos.off_policy import OffPolicyAlgorithm, OffPolicySettings
 from fever.config import setting
 from fever.errors import FeverError
-from fever.policy import Params
+from fever.policy import Network, Params
 from fever.replay.buffer import Batch
 
 PIECE = 512  # observations whose values are computed at once: more do not stay in a CPU's cache
 
 
 class QLearningSettings(OffPolicySettings):
-    """Settings of DQN and Ape-X, which differ in how they explore."""
+    """Settings of DQN and Ape-X, which differ in how they explore, and of QR-DQN."""
 
     default_widths: ClassVar[tuple[int, ...]] = (64, 64)
     hidden: tuple[int, ...] | None = setting(
@@ -51,7 +51,9 @@ class QLearningSettings(OffPolicySettings):
     target_updates: int = setting(128, "gradient steps between hard copies", "rl-zoo, DQN CartPole-v1", gt=0)
     polyak: float = setting(0.01, "share of the way that a polyak target network moves in a gradient step", gt=0, le=1)
     loss: Literal["huber", "squared"] = setting("huber", "of the TD error; huber is linear beyond 1", "Mnih 2015")
-    max_gradient_norm: float = setting(10.0, "gradients are scaled down to this norm", "Wang et al. 2016", gt=0)
+    max_gradient_norm: float | None = setting(
+        10.0, "gradients are scaled down to this norm; null: never", "Wang et al. 2016", gt=0
+    )
 
 
 class DQNConfig(QLearningSettings):
@@ -78,13 +80,16 @@ class DQN(OffPolicyAlgorithm):
                 f"{task.name} does not have a single Discrete action, which DQN needs; use sac for Box actions"
             )
         self.prioritized, self.n_step = config.prioritized, config.n_step
-        self.network = build_network(
-            config, task, value_head=config.dueling, action_values=True, dueling=config.dueling
-        )
+        self.network = self.build_network()
         params = self.network.init(self.rng)
         self.flat = FlatParams(params)
         online = jnp.asarray(self.flat.pack(params))  # [P]
         self.learned = {"online": online, "target": online, "optimizer": self.optimizer.init(online)}
+
+    def build_network(self) -> Network:
+        """The network of action values."""
+        dueling = self.config.dueling
+        return build_network(self.config, self.task, value_head=dueling, action_values=True, dueling=dueling)
 
     def epsilons(self) -> np.ndarray:
         """A linear schedule, the same for all explorers."""
@@ -106,6 +111,14 @@ class DQN(OffPolicyAlgorithm):
         params = self.flat.unpack(flat)
         return self.network.policy(params, self.network.features(params, observations, jnp), jnp)
 
+    def means(self, values: Any) -> Any:
+        """The expected returns `[B, A]` of what `values` gives."""
+        return values
+
+    def pick(self, values: Any, chosen: Any) -> Any:
+        """What `values` gives for the one action of every row that `chosen` `[B, A]` marks: `[B]`."""
+        return (values * chosen).sum(-1)
+
     def update(
         self, learned: dict[str, Any], batches: Params, inputs: Params, learning_rate: Any
     ) -> tuple[dict[str, Any], Any, Any]:
@@ -121,14 +134,14 @@ class DQN(OffPolicyAlgorithm):
                 else following
             )
             values = jax.lax.map(lambda piece: self.values(learned["target"], piece), pieces)
-            batches["target_values"] = values.reshape(*following.shape[:2], -1)
+            batches["target_values"] = values.reshape(*following.shape[:2], *values.shape[2:])
 
         def gradient_step(carry: tuple[Any, ...], batch: Params) -> tuple[Any, Any]:
             online, target, optimizer_state, count = carry
             values = batch["target_values"] if frozen else self.values(target, batch["next_observations"])  # [B, A]
-            chooser = self.values(online, batch["next_observations"]) if config.double else values
-            best = chooser.argmax(-1, keepdims=True) == np.arange(values.shape[-1])
-            td_targets = batch["rewards"] + batch["discounts"] * (values * best).sum(-1)  # [B]
+            chooser = self.means(self.values(online, batch["next_observations"]) if config.double else values)
+            best = chooser.argmax(-1, keepdims=True) == np.arange(chooser.shape[-1])
+            td_targets = batch["rewards"] + batch["discounts"] * self.pick(values, best)  # [B]
             (loss, (errors, value)), gradient = jax.value_and_grad(self.loss, has_aux=True)(online, batch, td_targets)
             online, optimizer_state = self.optimizer.step(online, optimizer_state, gradient, learning_rate)
             count = count + 1
@@ -150,11 +163,20 @@ class DQN(OffPolicyAlgorithm):
         return jnp.where(count % self.config.target_updates == 0, online, target)
 
     def loss(self, online: Any, batch: Params, td_targets: Any) -> tuple[Any, tuple[Any, Any]]:
-        """Mean of w_i l(Q(s_i, a_i) - y_i) over a batch, with importance weights w, TD targets y, and the Huber or
-        squared loss l; its TD errors `[B]` and the mean value of its actions."""
+        """Mean of w_i l_i over a batch, with importance weights w and the losses l of the actions' values; its TD
+        errors `[B]` and the mean value of its actions."""
         values = self.values(online, batch["observations"])
-        chosen = (values * (batch["actions"] == np.arange(values.shape[-1]))).sum(-1)
-        errors = chosen - td_targets
-        size = jnp.abs(errors)
-        losses = jnp.where(size < 1, 0.5 * errors**2, size - 0.5) if self.config.loss == "huber" else 0.5 * errors**2
+        chosen = self.pick(values, batch["actions"] == np.arange(self.network.outputs))
+        losses, errors = self.losses(chosen, td_targets)
         return (batch["weights"] * losses).mean(), (errors, chosen.mean())
+
+    def losses(self, chosen: Any, td_targets: Any) -> tuple[Any, Any]:
+        """The Huber or squared loss of each TD error, and the errors, `[B]` each, from values and TD targets `[B]`."""
+        errors = chosen - td_targets
+        return huber(errors) if self.config.loss == "huber" else 0.5 * errors**2, errors
+
+
+def huber(errors: Any) -> Any:
+    """0.5 x^2 up to a size of 1, |x| - 0.5 beyond."""
+    size = jnp.abs(errors)
+    return jnp.where(size < 1, 0.5 * errors**2, size - 0.5)

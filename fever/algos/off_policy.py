@@ -30,11 +30,13 @@ from fever.algos.optimizer import (
     scheduled,
 )
 from fever.config import setting
+from fever.errors import FeverError
 from fever.policy import Network, Params, distribution_for
 from fever.policy.spaces import encoded_shape
 from fever.replay.buffer import Batch, ReplaySpec
 from fever.replay.experience import Experience, ExperienceSpec
 from fever.replay.explorer import Exploration
+from fever.replay.hindsight import Strategy, check_goals
 from fever.replay.make import make_experience
 
 ROW_SECONDS = 2.0  # longest iteration with workers, whose results depend on timing in any case
@@ -79,6 +81,14 @@ class OffPolicySettings(OptimizerSettings):
         None, "learn from the sign of rewards (returns stay as they are); null: for ALE/ environments",
         "Mnih et al. 2015",
     )  # fmt: skip
+    her: int = setting(
+        0, "hindsight: copies of every transition with a goal that its episode reached; 0: none",
+        "Andrychowicz et al. 2017: 4, with it", ge=0, strict=True,
+    )  # fmt: skip
+    her_strategy: Strategy = setting(
+        "future", "goals of the copies: reached later in the episode (future) or at its end (final)",
+        "Andrychowicz et al. 2017",
+    )  # fmt: skip
 
 
 class OffPolicyAlgorithm:
@@ -95,6 +105,10 @@ class OffPolicyAlgorithm:
 
     def __init__(self, config: OffPolicySettings, task: Task, max_gradient_norm: float | None = None) -> None:
         require_end(task, config.learning_rate_schedule)
+        if config.her:
+            check_goals(task.name, task.observation)
+            if (n_step := getattr(config, "n_step", 1)) != 1:
+                raise FeverError(f"her needs n_step=1, not {n_step}: a copy's goal changes the reward of every step")
         self.config, self.task = config, task
         self.optimizer = Optimizer(config, max_gradient_norm)
         self.rng = np.random.default_rng(np.random.SeedSequence([task.seed, LEARNER_STREAM]))
@@ -134,7 +148,16 @@ class OffPolicyAlgorithm:
             sampler=sampler_spec(place, self.network, task, config.explore_steps),
             observation=task.observation,
             action=task.action,
-            exploration=Exploration(self.n_step, config.gamma, self.explorers, self.greedy, clip, self.prioritized),
+            exploration=Exploration(
+                self.n_step,
+                config.gamma,
+                self.explorers,
+                self.greedy,
+                clip,
+                self.prioritized,
+                config.her,
+                config.her_strategy,
+            ),
             replay=ReplaySpec(
                 capacity=-(-config.buffer // shards),
                 frame_shape=shape if task.stack == 1 else shape[:-1],
@@ -144,6 +167,7 @@ class OffPolicyAlgorithm:
                 action_dtype=str(np.dtype(distribution.action_dtype)),
                 prioritized=self.prioritized,
                 alpha=getattr(config, "priority_exponent", 0.0),
+                her=config.her,
             ),
             shards=shards,
             keep=config.save_replay,

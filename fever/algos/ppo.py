@@ -43,9 +43,10 @@ class PPOConfig(ActorCriticSettings):
         None, "widths of each head's hidden layers; null: 64,64, or 64 behind an LSTM or GRU, none behind convolutions",
         "Schulman et al. 2017, table 3",
     )  # fmt: skip
-    minibatch: int = setting(
-        256, "steps in a gradient step; divides the batch, or is all of it", "Schulman et al. 2017, table 5", gt=0
-    )
+    minibatch: int | None = setting(
+        256, "steps in a gradient step; divides the batch; null, or more than the batch: all of it",
+        "Schulman et al. 2017, table 5", gt=0,
+    )  # fmt: skip
     epochs: int = setting(10, "passes over each batch", "Schulman et al. 2017, table 3", gt=0)
     gae_lambda: float = setting(0.95, "trace decay of the advantages", "Schulman et al. 2017, table 3", ge=0, le=1)
     clip: float = setting(0.2, "range of the probability ratio", "Schulman et al. 2017, table 3", gt=0)
@@ -73,7 +74,8 @@ class PPO(OnPolicyAlgorithm):
         super().__init__(config, task, config.max_gradient_norm, **recurrent)
         require_end(task, config.clip_schedule)
         self.fragments = max(1, task.workers)
-        self.minibatch = min(config.minibatch, config.steps * task.envs * self.fragments)
+        batch = config.steps * task.envs * self.fragments
+        self.minibatch = min(config.minibatch or batch, batch)
         self._check_sizes()
         quick = jax.default_backend() == "cpu" and not self.network.convolutions
         options = {"xla_backend_optimization_level": 1} if quick else None  # compiles a seventh faster, runs as fast

@@ -23,10 +23,12 @@ if TYPE_CHECKING:  # shell completion reads the names below, and must answer at 
 
 ALGORITHMS = {
     "ppo": "fever.algos.ppo:PPO",
+    "a2c": "fever.algos.a2c:A2C",
     "trpo": "fever.algos.trpo:TRPO",
     "impala": "fever.algos.impala:Impala",
     "appo": "fever.algos.impala:APPO",
     "dqn": "fever.algos.dqn:DQN",
+    "qrdqn": "fever.algos.qrdqn:QRDQN",
     "apex": "fever.algos.apex:Apex",
     "sac": "fever.algos.sac:SAC",
 }

@@ -46,6 +46,7 @@ class Network:
     dueling: bool = False  # the value head's output is added to the policy head's, which is centred (Wang et al. 2016)
     mask: int = 0  # width of the action mask at the end of an observation: 0, or as many columns as outputs
     squashed: bool = False  # tanh of a Gaussian; the policy head gives its log standard deviation as well
+    quantiles: int = 0  # heads give this many quantiles of an action's return, whose mean is its value; 0: the value
 
     @property
     def normalizable(self) -> bool:
@@ -61,7 +62,8 @@ class Network:
         """Draw weights: orthogonal, gain sqrt(2), 0.01 for the policy's and 1 for the value's last layer."""
         params, width = self.init_features(rng)
         means = self.outputs if self.log_std is None else self.outputs // 2
-        heads = (("policy", means, 0.01), ("value", 1, 1.0))
+        each = max(1, self.quantiles)
+        heads = (("policy", means * each, 0.01), ("value", each, 1.0))
         for head, outputs, gain in heads if self.value_head else heads[:1]:
             params |= init_perceptron(rng, head, [width, *self.hidden, outputs], gain)
         if self.log_std is not None:
@@ -127,6 +129,8 @@ class Network:
         """A head of the network as a function of features `[N, F]`."""
         names = [*(f"{name}{index}" for index in range(len(self.hidden))), name]
         *layers, (last, bias) = [(params[f"{layer}/w"], params[f"{layer}/b"]) for layer in names]
+        if self.quantiles:  # the mean of the last layer's quantiles is a smaller layer
+            last, bias = (array.reshape(*array.shape[:-1], -1, self.quantiles).mean(-1) for array in (last, bias))
         tanh = self.activation == "tanh"
 
         def head(x: np.ndarray) -> np.ndarray:
@@ -193,7 +197,24 @@ class Network:
             return xp.where(features[..., -self.mask :] > 0, outputs, np.float32(FORBIDDEN))
         return self._policy(params, features, xp)
 
+    def action_quantiles(self, params: Params, features: Any, xp: Any = np) -> Any:
+        """Quantiles of the return of every action `[..., outputs, quantiles]`; their means are what `policy` gives."""
+        if self.mask:
+            quantiles = self._quantiles(params, features[..., : -self.mask], xp)
+            return xp.where(features[..., -self.mask :, None] > 0, quantiles, np.float32(FORBIDDEN))
+        return self._quantiles(params, features, xp)
+
+    def _quantiles(self, params: Params, features: Any, xp: Any) -> Any:
+        outputs = self._head(params, "policy", features, xp)
+        outputs = outputs.reshape(*outputs.shape[:-1], self.outputs, self.quantiles)
+        if self.dueling:
+            value = self._head(params, "value", features, xp)[..., None, :]
+            return outputs - outputs.mean(-2, keepdims=True) + value
+        return outputs
+
     def _policy(self, params: Params, features: Any, xp: Any) -> Any:
+        if self.quantiles:
+            return self._quantiles(params, features, xp).mean(-1)
         outputs = self._head(params, "policy", features, xp)
         if self.dueling:
             return outputs - outputs.mean(-1, keepdims=True) + self._head(params, "value", features, xp)

@@ -42,6 +42,12 @@ class Transitions:
     rewards: np.ndarray  # float32 [M], discounted sums over n steps
     discounts: np.ndarray  # float32 [M], what the value of the next observation is multiplied by; 0 after termination
     priorities: np.ndarray  # float32 [M], |TD error| as the actor sees it; ignored by a buffer without priorities
+    relabelled: int = 0  # how many of them, the last ones, are copies with another goal, see `Hindsight`
+
+    @property
+    def experienced(self) -> int:
+        """Transitions without the copies: the ratio of learning to exploring is held for these."""
+        return len(self.rewards) - self.relabelled
 
 
 @dataclass
@@ -69,11 +75,12 @@ class ReplaySpec:
     action_dtype: str
     prioritized: bool
     alpha: float  # exponent of the priorities
+    her: int = 0  # copies of every transition with other goals; each has two frames of its own
 
     @property
     def frame_capacity(self) -> int:
         """Number of frames: slightly more than transitions, because an episode's last frame starts no transition."""
-        return int(self.capacity * 1.1) + 1000
+        return int(self.capacity * (1.1 + 2 * self.her) / (1 + self.her)) + 1000
 
     @property
     def observation_shape(self) -> tuple[int, ...]:
@@ -141,9 +148,9 @@ class ReplayBuffer:
     def add(self, block: Transitions) -> int:
         """Store a block; returns how many transitions were added. Those with unknown frames are left out."""
         if len(block.rewards) > self.spec.capacity or len(block.frames) > self.spec.frame_capacity:
-            raise ValueError(
+            raise FeverError(
                 f"a block of {len(block.rewards)} transitions and {len(block.frames)} frames does not fit into a "
-                f"buffer of {self.spec.capacity} and {self.spec.frame_capacity}"
+                f"buffer of {self.spec.capacity} and {self.spec.frame_capacity}; set a larger buffer"
             )
         priorities = None if self.tree is None else self._priorities(block.priorities)
         numbers = self._add_frames(block)  # [M, 2, stack]
@@ -216,6 +223,8 @@ class ReplayBuffer:
             raise FeverError(
                 f"the saved replay buffer holds {capacity:,} transitions, this one holds {self.spec.capacity:,}"
             )
+        if len(arrays["frames"]) != min(frames_added, self.spec.frame_capacity):
+            raise FeverError("the saved replay buffer holds another number of frames: it was saved with another her")
         for name in self.spec.rings:
             write(getattr(self, name), 0, arrays[name])
         self.added, self.frames_added, self.streams = added, frames_added, {}

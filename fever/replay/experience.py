@@ -64,7 +64,8 @@ class Experience(Pool):
 
     def __init__(self, spec: ExperienceSpec) -> None:
         self.spec = spec
-        self.added = self.drawn = self.version = 0  # transitions added and drawn; version of the weights
+        # Transitions added, without copies that have other goals, and drawn; version of the weights.
+        self.added = self.drawn = self.version = 0
         self.params: Any = None
         self.epsilons = np.ones(spec.exploration.explorers)
         self.reports: list[Report] = []
@@ -117,7 +118,8 @@ class LocalExperience(Experience):
         if self.owed() < self.spec.draw:
             block, report = self.explorer.explore(self.params, self.version, self.epsilons, self.steps)
             with uninterruptible():  # an interrupted run saves the buffer, which must be consistent
-                self.added += self.buffer.add(block)
+                self.buffer.add(block)
+                self.added += block.experienced
             self.reports.append(report)
         if self.owed() < self.spec.draw or not self.buffer.size:
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from fever.policy import Params
 from fever.policy.networks import FORBIDDEN
 from fever.policy.spaces import Description
 from fever.replay.buffer import Transitions
+from fever.replay.hindsight import Hindsight, Strategy
 from fever.sampling.runner import Runner, Trajectory
 from fever.sampling.spec import Report, SamplerSpec
 
@@ -27,6 +29,8 @@ class Exploration:
     greedy: bool  # act with the distribution's mode (action values) or with a sample (a stochastic policy)
     clip_rewards: bool  # learn from the sign of rewards (Mnih et al. 2015); returns are reported as they are
     prioritized: bool  # compute initial priorities
+    her: int = 0  # copies of every transition with other goals, see `Hindsight`; 0: none
+    her_strategy: Strategy = "future"
 
 
 class Explorer(Runner):
@@ -48,6 +52,13 @@ class Explorer(Runner):
         self.window = np.zeros((spec.envs, self.stack), np.int64)  # frames of the current observations
         self._look(self.observation, np.ones(spec.envs, bool))
         self.carried: dict[str, np.ndarray] = {}
+        self.hindsight: Hindsight | None = None
+        if exploration.her:
+            try:
+                self.hindsight = Hindsight(self.envs, exploration.her, exploration.her_strategy, self.rng)
+            except BaseException:
+                self.close()
+                raise
 
     def explore(
         self, params: Params, version: int, epsilons: np.ndarray, steps: int | None = None
@@ -76,7 +87,13 @@ class Explorer(Runner):
         episodes = [
             replace(episode, counts=bool(counting[episode.env_index])) for episode in self._episodes(trajectory)
         ]
+        copies = self._copies(trajectory, params)
         block = self._transitions(rows)
+        if copies:
+            joined: dict[str, Any] = {
+                name: np.concatenate([getattr(block, name), array]) for name, array in copies.items()
+            }
+            block = replace(block, relabelled=len(copies["rewards"]), **joined)
         seconds = {**trajectory.seconds, "total": perf_counter() - begin}
         return block, Report(int(trajectory.valid.sum()), episodes, spec.worker_index, version, seconds, self.host)
 
@@ -128,6 +145,33 @@ class Explorer(Runner):
                     values, _ = self.spec.network.act(params, observation[None], self.state[:1])
                     last[t, index] = values.max()
         return {"chosen": np.take_along_axis(outputs, actions, axis=2)[..., 0], "best": outputs.max(2), "last": last}
+
+    def _copies(self, trajectory: Trajectory, params: Params) -> dict[str, np.ndarray]:
+        """The copies of finished episodes as fields of `Transitions`; nothing if there are none.
+
+        Their frames are new. Their priorities are computed like those of all other transitions, with these weights.
+        """
+        parts = self.hindsight.relabel(trajectory) if self.hindsight is not None else []
+        if not parts:
+            return {}
+        copies = {name: np.concatenate([vars(part)[name] for part in parts]) for name in vars(parts[0])}
+        here, there, actions = copies["observations"], copies["next_observations"], copies["actions"]
+        rewards = np.sign(copies["rewards"]) if self.exploration.clip_rewards else copies["rewards"]
+        discounts = np.where(copies["terminated"], np.float32(0), np.float32(self.exploration.gamma))
+        priorities = np.zeros_like(rewards)
+        if self.exploration.prioritized:
+            network = self.spec.network
+            values, following = (network.act(params, x, network.initial_state(len(x)))[0] for x in (here, there))
+            chosen = np.take_along_axis(values, actions, axis=1)[:, 0]
+            priorities = np.abs(rewards + discounts * following.max(1) - chosen)
+        return {
+            "observations": self._send(here)[:, None],
+            "next_observations": self._send(there)[:, None],
+            "actions": actions,
+            "rewards": rewards,
+            "discounts": discounts,
+            "priorities": priorities,
+        }
 
     def _send(self, frames: np.ndarray) -> np.ndarray:
         """Queue frames `[K, ...]` to be sent with the next transitions; returns their numbers `[K]`."""

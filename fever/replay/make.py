@@ -26,7 +26,7 @@ def make_experience(spec: ExperienceSpec, workers: int, generation: int) -> Expe
     else:
         check_memory(spec.replay, 1)
     steps = spec.sampler.steps if workers else spec.steps_between_draws
-    least = (steps + spec.exploration.n_step) * spec.sampler.envs
+    least = (steps + spec.exploration.n_step) * spec.sampler.envs * (1 + spec.exploration.her)
     if spec.replay.capacity < least:
         raise FeverError(f"buffer={spec.replay.capacity * spec.shards} is too small: {least} transitions come at once")
     if workers == 0:

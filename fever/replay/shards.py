@@ -42,7 +42,7 @@ class ShardExplorer(Explorer):
     sent: Any = None  # the call that adds the last block
 
     def explore_into(self, shard: Any, params: Params, version: int, epsilons: np.ndarray) -> tuple[Report, int]:
-        """Take one call's steps and send the transitions; returns the report, and how many transitions there are."""
+        """Take one call's steps and send the transitions; returns the report, and how many were experienced."""
         import ray
 
         block, report = self.explore(params, version, epsilons)
@@ -50,7 +50,7 @@ class ShardExplorer(Explorer):
             with suppress(*loss_errors()):  # it died, and the next call names its replacement
                 ray.get(self.sent)
         self.sent = shard.add.remote(block)
-        return report, len(block.rewards)
+        return report, block.experienced
 
 
 class ShardActor:

@@ -27,8 +27,21 @@ def test_cartpole_is_solved_by_default(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+def test_cartpole_is_solved_by_a2c(tmp_path: Path, seed: int) -> None:
+    result = train("CartPole-v1", tmp_path, algo="a2c", seed=seed, stop={"reward": 475, "steps": 150_000})
+    assert result.stop_reason == "reward"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_cartpole_is_solved_by_dqn(tmp_path: Path, seed: int) -> None:
     result = train("CartPole-v1", tmp_path, algo="dqn", seed=seed, stop={"reward": 475, "steps": 120_000})
+    assert result.stop_reason == "reward"
+    assert evaluate(result.run.checkpoint("last"), source_of(result.run), episodes=10).returns.mean() > 400
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_cartpole_is_solved_by_qrdqn(tmp_path: Path, seed: int) -> None:
+    result = train("CartPole-v1", tmp_path, algo="qrdqn", seed=seed, stop={"reward": 475, "steps": 120_000})
     assert result.stop_reason == "reward"
     assert evaluate(result.run.checkpoint("last"), source_of(result.run), episodes=10).returns.mean() > 400
 

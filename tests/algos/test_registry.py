@@ -34,7 +34,7 @@ def test_names_and_settings_are_checked() -> None:
 
 def test_a_library_that_is_not_installed_is_listed_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert list(list_algorithms())[:2] == ["ppo", "trpo"]
+    assert list(list_algorithms())[:2] == ["ppo", "a2c"]
     assert list(list_algorithms())[-1].startswith("rllib:NAME (")
     assert 'pip install "fever[rllib]"' in list(list_algorithms())[-1]
 

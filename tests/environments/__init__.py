@@ -31,6 +31,14 @@ from tests.environments.faults import (
     OnlyHereEnv,
     PrintingEnv,
 )
+from tests.environments.goals import (
+    BitFlipEnv,
+    EndingWalkEnv,
+    NoRewardEnv,
+    OddRewardEnv,
+    VectorGoals,
+    WalkEnv,
+)
 from tests.environments.tasks import (
     SPACES,
     DictEnv,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fever.algos.on_policy import unroll
-from fever.policy.networks import Network, convolve, orthogonal, sigmoid
+from fever.policy.networks import FORBIDDEN, Network, convolve, orthogonal, sigmoid
 from tests.factories import random_weights
 
 VECTOR = {"input_shape": (5,), "input_dtype": "float32", "outputs": 4, "hidden": (8, 6)}
@@ -279,6 +279,7 @@ def test_one_seed_gives_one_set_of_weights() -> None:
         {"activation": "relu", "hidden": ()},
         {"log_std": -0.5, "outputs": 4},
         {"dueling": True, "action_values": True},
+        {"dueling": True, "action_values": True, "mask": 3, "quantiles": 5},
         {"recurrent": "gru", "recurrent_size": 3},
         {"mask": 3},
         {"input_dtype": "uint8"},
@@ -297,3 +298,33 @@ def test_what_is_prepared_for_many_steps_acts_as_a_single_one(fields: dict[str, 
         network.act(params, observations, state), network.actor(params)(observations, state), strict=True
     ):
         np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+def test_values_of_quantiles_are_their_means_prepared_or_not(dueling: bool) -> None:
+    network = Network((7,), "float32", 3, (5,), action_values=True, value_head=dueling, dueling=dueling, quantiles=4)
+    rng = np.random.default_rng(0)
+    params = {name: rng.normal(0, 0.5, value.shape).astype(np.float32) for name, value in network.init(rng).items()}
+    assert params["policy/w"].shape == (5, 12)
+    observations = rng.normal(size=(6, 7)).astype(np.float32)
+    quantiles = network.action_quantiles(params, observations)
+    hidden = np.tanh(observations @ params["policy0/w"] + params["policy0/b"])
+    expected = (hidden @ params["policy/w"] + params["policy/b"]).reshape(6, 3, 4)  # quantiles of one action together
+    if dueling:
+        hidden = np.tanh(observations @ params["value0/w"] + params["value0/b"])
+        expected = (
+            expected - expected.mean(1, keepdims=True) + (hidden @ params["value/w"] + params["value/b"])[:, None]
+        )
+    np.testing.assert_allclose(quantiles, expected, rtol=1e-4, atol=1e-5)
+    for values, _ in (network.act(params, observations, np.zeros((6, 0))), network.actor(params)(observations, None)):
+        np.testing.assert_allclose(values, expected.mean(2), rtol=1e-4, atol=1e-5)
+
+
+def test_quantiles_of_forbidden_actions_are_lowest() -> None:
+    network = Network((5,), "float32", 2, (4,), action_values=True, value_head=False, mask=2, quantiles=3)
+    params = network.init(np.random.default_rng(0))
+    rows = np.array([[1, 2, 3, 1, 0], [1, 2, 3, 0, 1]], np.float32)
+    quantiles = network.action_quantiles(params, network.features(params, rows))
+    assert (quantiles == FORBIDDEN).tolist() == [[[False] * 3, [True] * 3], [[True] * 3, [False] * 3]]
+    values = network.policy(params, network.features(params, rows))
+    assert (values == FORBIDDEN).tolist() == [[False, True], [True, False]]

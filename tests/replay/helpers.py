@@ -33,7 +33,7 @@ class Row(NamedTuple):
 
 def make_explorer(target: Any, n_step: int = 3, envs: int = 2, steps: int = 5, **settings: Any) -> Explorer:
     kwargs = settings.pop("kwargs", {})
-    plan = {"greedy": True, "clip_rewards": False, "prioritized": True}
+    plan = {"greedy": True, "clip_rewards": False, "prioritized": True, "her": 0, "her_strategy": "future"}
     plan |= {name: settings.pop(name) for name in plan if name in settings}
     source = EnvSource(target, kwargs)
     probe = make_envs(source, 1, EnvContext())

@@ -286,7 +286,7 @@ def test_streams_remember_no_more_than_they_may_name() -> None:
 
 def test_blocks_that_cannot_be_stored_are_refused() -> None:
     buffer, actor = ReplayBuffer(VECTOR), Actor(VECTOR, 0)
-    with pytest.raises(ValueError, match="a block of 41 transitions and 3 frames does not fit"):
+    with pytest.raises(FeverError, match="a block of 41 transitions and 3 frames does not fit"):
         buffer.add(actor.block(3, 41)[0])
     block, _ = Actor(VECTOR, 1).block(3, 2)
     block.priorities[1] = np.nan

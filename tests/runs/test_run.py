@@ -30,9 +30,11 @@ def test_directory_has_what_the_documentation_lists(result: Result) -> None:
 
 TABLES = {
     "ppo": ["PPO"],
+    "a2c": ["PPO"],
     "trpo": ["TRPO"],
     "impala": ["IMPALA and APPO"],
     "dqn": ["Replay: DQN, Ape-X, SAC"],
+    "qrdqn": ["Replay: DQN, Ape-X, SAC"],
     "sac": ["Replay: DQN, Ape-X, SAC", "SAC"],
 }
 
@@ -41,7 +43,9 @@ TABLES = {
 def test_every_metric_is_in_the_tables_of_the_documentation(algo: str, result: Result, tmp_path: Path) -> None:
     if algo != "ppo":
         env = "Pendulum-v1" if algo == "sac" else "CartPole-v1"
-        light = {"warmup": 100, "updates": 2, "batch": 4, "replay_ratio": 0.5} if algo in ("dqn", "sac") else {}
+        light = (
+            {"warmup": 100, "updates": 2, "batch": 4, "replay_ratio": 0.5} if algo in ("dqn", "qrdqn", "sac") else {}
+        )
         result = fever.train(env, algo=algo, runs=tmp_path, stop={"steps": 2000}, **light)
     page = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
     tables = {part.splitlines()[0]: part for part in page.split("\n## ")[1:]}
