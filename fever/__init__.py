@@ -29,6 +29,9 @@ def train(
     runs: str | Path = "runs",
     name: str | None = None,
     device: str = "auto",
+    eval_every: int | str | None = None,
+    eval_episodes: int = 10,
+    eval_env_kwargs: dict[str, Any] | None = None,
     progress: bool = False,
     callbacks: Sequence[Callback] = (),
     **settings: Any,
@@ -38,8 +41,9 @@ def train(
     `env` is a Gymnasium id, `"module:Name"`, a class or a factory function. `stop` has any of `reward`, `steps`, `time`
     (`"10m"`), `iterations` and `window`; without it, training ends at the environment's reward threshold or after a
     million steps. The defaults of `workers` and `envs` are 0 (sample in this process) and 8, or RLlib's for
-    `rllib:NAME`. `callbacks` are called during training: see `fever.training.callbacks`. `settings` are the
-    algorithm's, as listed by `fever config ALGO`.
+    `rllib:NAME`. `eval_every` (`20_000`, `"20k"`) is the number of steps between evaluations, in environments of their
+    own, whose arguments `eval_env_kwargs` changes. `callbacks` are called during training: see
+    `fever.training.callbacks`. `settings` are the algorithm's, as listed by `fever config ALGO`.
 
     Raises `fever.errors.FeverError` for wrong input, and leaves nothing on disk then; `fever.errors.TrainingError` if
     training fails.
@@ -53,6 +57,7 @@ def train(
     values = {
         "env": source.name, "env_kwargs": source.kwargs, "algo": algo, "settings": settings, "seed": seed,
         "stop": stop or {}, "runs": str(runs), "name": name, "device": device,
+        "eval_every": eval_every, "eval_episodes": eval_episodes, "eval_env_kwargs": eval_env_kwargs or {},
     }  # fmt: skip
     values |= {key: value for key, value in {"workers": workers, "envs": envs}.items() if value is not None}
     config = validate(RunConfig, values, "the run")

@@ -22,6 +22,7 @@ from fever.cli.jobs import PLACE, Json, On, commands, leave_for
 from fever.cli.machines import commands as cluster_commands
 from fever.cli.options import (
     CHECKPOINTS,
+    EVALUATION,
     FIELDS,
     OLD,
     RUN,
@@ -29,6 +30,7 @@ from fever.cli.options import (
     STOP,
     as_typed,
     configuration,
+    evaluation,
     gathers,
     stop_rules,
 )
@@ -132,12 +134,14 @@ def _search(config: Any, quiet: bool, as_json: bool, **resumed: Any) -> None:
 
 @app.command()
 @gathers("place", PLACE)
+@gathers("evaluating", EVALUATION)
 @gathers("saving", CHECKPOINTS)
 @gathers("stop", STOP)
 def resume(
     run: RunName,
     stop: dict[str, Any],
     saving: dict[str, Any],
+    evaluating: dict[str, Any],
     place: dict[str, Any],
     workers: Annotated[
         str | None, typer.Option(help="Sampler processes.  \\[default: as before; with --on and none before: all]")
@@ -155,12 +159,13 @@ def resume(
     values = found.config.model_dump(mode="json")
     values["stop"] |= stop_rules(stop)
     values |= {FIELDS.get(name, name): value for name, value in saving.items()}
+    values |= evaluation(evaluating, values)
     searching = values["search"] is not None
     if workers is not None:
         values["workers"] = parse_workers(workers)
     elif "on" in place and values["workers"] == 0 and not searching:
         values["workers"] = "all"  # it was trained in one process so far, and has machines now
-    typed = as_typed({**stop, **saving, "workers": workers})
+    typed = as_typed({**stop, **saving, **evaluating, "workers": workers})
     config = validate(RunConfig, values, "fever resume", typed)
     rules, dropped = found.drop_met(config.stop, stop_rules(stop), checkpoint)
     config = config.model_copy(update={"stop": rules})

@@ -31,6 +31,7 @@ from tests.environments.faults import (
     OnlyHereEnv,
     PrintingEnv,
 )
+from tests.environments.scenarios import ScenarioEnv
 from tests.environments.tasks import (
     SPACES,
     DictEnv,
