@@ -16,6 +16,7 @@ from fever.runs.checkpoint import Checkpoint
 from fever.runs.player import Player, Scores, episode_seeds
 from fever.runs.run import Run
 
+CHEAP_SECONDS = 5.0  # that greedy episodes take at most for sampled ones to be played as well
 EVAL_SEED = 1_000_000  # of the episodes; training evaluates with other ones
 
 
@@ -56,6 +57,26 @@ def evaluate(
             )
         finally:
             player.close()
+
+
+def compare_sampled(
+    checkpoint: Checkpoint,
+    source: EnvSource,
+    greedy: Scores,
+    seed: int = EVAL_SEED,
+    max_steps: int | None = None,
+    wanted: bool | None = None,
+) -> Scores | None:
+    """Play half of the episodes (at least 5) again with sampled actions; None if the policy does not sample.
+
+    Unless it is `wanted` or not, that is done only if the greedy episodes took few seconds.
+    """
+    if wanted is False or (wanted is None and (checkpoint.provider is not None or greedy.seconds > CHEAP_SECONDS)):
+        return None
+    if checkpoint.provider is None and checkpoint.policy().network.action_values:
+        return None
+    count = len(greedy.returns)
+    return evaluate(checkpoint, source, min(count, max(5, count // 2)), seed, False, max_steps)
 
 
 def record(

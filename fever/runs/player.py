@@ -28,7 +28,7 @@ class Scores:
 
     returns: np.ndarray  # [episodes]
     lengths: np.ndarray  # [episodes]
-    seeds: list[int]
+    seeds: list[int]  # that each was reset with; a natively vectorised environment has one for all that begin together
     ends: list[str]  # one of ENDS for each; empty if it is not known
     distinct: int | None  # number of different first observations; None if it is not known
     seconds: float
@@ -49,6 +49,13 @@ class Scores:
     def alike(self) -> bool:
         """Whether so many episodes began with an observation that others had, too, that something may be wrong."""
         return self.distinct is not None and len(self.returns) > 1 and self.distinct <= len(self.returns) / 2
+
+    def is_below(self, other: Scores) -> bool:
+        """Whether the mean return is lower than the other one by more than twice the standard error of their
+        difference and by more than a tenth."""
+        gap = float(other.returns.mean() - self.returns.mean())
+        error = math.sqrt(sum(one.returns.var() / max(1, len(one.returns) - 1) for one in (self, other)))
+        return gap > 2 * error and gap > 0.1 * abs(float(other.returns.mean()))
 
     def summary(self) -> dict[str, Any]:
         return {
@@ -71,12 +78,12 @@ class Scores:
         ]
 
 
-def alike_sentence(name: str, distinct: int, of: str) -> str:
-    """What to say when different seeds give equal first observations; `of` is what began: "20 episodes"."""
-    starts = f"{distinct} different first observation{'s' if distinct > 1 else ''}"
+def alike_sentence(name: str, distinct: int, what: str) -> str:
+    """What to say when `what`, such as "20 episodes", began with few different observations although seeds differed."""
+    ways = "the same observation" if distinct == 1 else f"only {distinct} different observations"
     return (
-        f"{of} of {name} with different seeds had {starts}: it ignores reset(seed), or always starts alike; "
-        "scenarios differ if reset() calls super().reset(seed=seed) and draws them with self.np_random"
+        f"{what} of {name} with different seeds began with {ways}: it ignores reset(seed), unless it is meant to start "
+        "alike; let reset() call super().reset(seed=seed) and draw the scenario with self.np_random"
     )
 
 
@@ -144,7 +151,8 @@ class Player:
             self._play_wave(policy, deterministic, observations, first, tell)
         seconds = perf_counter() - begin
         distinct = len(set(starts))
-        return Scores(self.returns.copy(), self.lengths.copy(), self.seeds, [*self.ends], distinct, seconds)
+        seeds = [self.seeds[k - k % self.count if self.native else k] for k in range(len(self.seeds))]
+        return Scores(self.returns.copy(), self.lengths.copy(), seeds, [*self.ends], distinct, seconds)
 
     def _begin(self, first: int, starts: list[bytes]) -> np.ndarray:
         """Reset all environments for the episodes from `first` on; adds their first observations to `starts`."""

@@ -18,6 +18,10 @@ class Pool:
     def track_cores(self, cores: int) -> None:
         """Keep one worker per core as machines join and leave; there are `cores` of them now."""
 
+    def starts_alike(self) -> bool:
+        """Whether the environments of a worker all began with the same observation, though their seeds differ."""
+        return False  # not known
+
     def close(self) -> None:
         """Close all environments and end all processes."""
 

@@ -33,6 +33,9 @@ class LocalWorkers(Workers):
     def collect(self, fragments: int) -> list[Fragment]:
         return [self.sampler.sample(self.params, self.version) for _ in range(fragments)]
 
+    def starts_alike(self) -> bool:
+        return self.sampler.starts_alike()
+
     def close(self) -> None:
         self.sampler.close()
 

@@ -20,6 +20,7 @@ from fever.envs.source import EnvSource
 from fever.errors import FeverError
 from fever.runs.checkpoint import WEIGHTS_PREFIX
 from fever.runs.facts import facts
+from fever.runs.player import alike_sentence
 from fever.runs.run import Run, trust_word
 from fever.sampling.ray_cluster import connect, is_elastic, try_everywhere
 from fever.signals import Interrupts
@@ -206,6 +207,8 @@ class Trainer:
             pool.track_cores(self.prepared.all_cores)
         if pool.description:
             self.display.message(pool.description)
+        if pool.starts_alike() and not self.resuming:
+            self.display.message(f"note: {alike_sentence(self.source.name, 1, f'{self.config.envs} environments')}")
         if self.resuming and (run.path / layout.REPLAY).is_dir():
             pool.restore(run.path / layout.REPLAY)
         return pool
