@@ -18,6 +18,8 @@ from fever.algos.registry import config_of, find_provider
 from fever.config import COMMON_NAMES, RunConfig, validate
 from fever.envs.source import EnvSource
 from fever.errors import FeverError
+from fever.runs.evaluate import EVAL_SEED, can_write_mp4, record, source_of
+from fever.runs.evaluate import evaluate as play
 from fever.runs.run import Run, list_runs
 
 if TYPE_CHECKING:
@@ -26,13 +28,12 @@ if TYPE_CHECKING:
     from fever.policy import Policy
     from fever.rllib.play import RllibPolicy
     from fever.runs.checkpoint import Checkpoint
-    from fever.runs.evaluate import Scores
+    from fever.runs.player import Scores
     from fever.training.callbacks import Callback
     from fever.training.trainer import Result
     from fever.tune.result import SearchResult
 
 Env = str | Callable[..., Any]  # an id, "module:Name", a class or a factory function
-SEED = 1_000_000  # of evaluated episodes; training counts its seeds from 0
 
 
 def train(
@@ -47,6 +48,9 @@ def train(
     runs: str | Path = "runs",
     name: str | None = None,
     device: str = "auto",
+    eval_every: int | str | None = None,
+    eval_episodes: int = 10,
+    eval_env_kwargs: dict[str, Any] | None = None,
     progress: bool = False,
     callbacks: Sequence[Callback] = (),
     **settings: Any,
@@ -56,7 +60,8 @@ def train(
     `env` is a Gymnasium id, `"module:Name"`, a class or a factory function. `stop` has any of `reward`, `steps`, `time`
     (`"10m"`), `iterations` and `window`; without it, training ends at the environment's reward threshold or after a
     million steps. The defaults of `workers` and `envs` are 0 (sample in this process) and 8, or RLlib's for
-    `rllib:NAME`. `progress` shows a live panel, also in a notebook. `callbacks` are called during training: see
+    `rllib:NAME`. `eval_every` (`20_000`, `"20k"`) is the number of steps between evaluations, in environments of their
+    own, whose arguments `eval_env_kwargs` changes. `progress` shows a live panel, also in a notebook. `callbacks` are called during training: see
     `fever.training.callbacks`. `settings` are the algorithm's, as listed by `fever config ALGO`.
 
     Ctrl-C, or a notebook's interrupt, saves and returns; `result.stop_reason` is `interrupted` then. Raises
@@ -68,6 +73,7 @@ def train(
 
     source = EnvSource(env, env_kwargs or {})
     values = _values(source, algo, settings, seed, stop, runs, name, device, workers=workers, envs=envs)
+    values |= {"eval_every": eval_every, "eval_episodes": eval_episodes, "eval_env_kwargs": eval_env_kwargs or {}}
     config = validate(RunConfig, values, "the run")
     _check_names(train, config)
     return trainer.train(config, source, make_display("auto" if progress else "quiet"), callbacks)
@@ -105,7 +111,7 @@ def resume(
     config, dropped = resumed_config(found, stop or {}, changes, checkpoint, "fever.resume")
     if config.search is not None:
         raise FeverError(f"{found.path} is a search; continue it with: fever resume {found.path} --trust")
-    source = _source(found, env, env_kwargs)
+    source = source_of(found, env, env_kwargs)
     config = config.model_copy(update={"env": source.name, "env_kwargs": source.kwargs})
     display = make_display("auto" if progress else "quiet")
     if dropped:
@@ -117,26 +123,27 @@ def evaluate(
     run: str | Path | Run | Result,
     *,
     episodes: int = 20,
-    seed: int = SEED,
+    seed: int = EVAL_SEED,
     checkpoint: str = "best",
     env: Env | None = None,
     env_kwargs: dict[str, Any] | None = None,
     stochastic: bool = False,
+    max_steps: int | None = None,
     runs: str | Path = "runs",
 ) -> Scores:
     """Play episodes with a run's policy; returns their returns and lengths, and `summary()` of them.
 
-    `env` and `env_kwargs` are the run's own by default; pass `env` again if it was a lambda or a function inside
-    another one. With `stochastic`, actions are sampled instead of the most likely ones taken. Raises `FeverError` if
-    there is no such run or checkpoint, or if the environment has other spaces than the policy was made for.
+    `env` is the run's own by default; pass it again if it was a lambda or a function inside another one. `env_kwargs`
+    replace some of its arguments. Episodes are cut off after `max_steps` steps. With `stochastic`, actions are sampled
+    instead of the most likely ones taken. Raises `FeverError` if there is no such run or checkpoint, or if the
+    environment has other spaces than the policy was made for.
     """
-    from fever.runs.evaluate import evaluate
-
     if episodes < 1:
         raise FeverError(f"episodes={episodes}: must be 1 or more")
     found = _open(run, runs)
     chosen = found.checkpoint(checkpoint)
-    return evaluate(chosen, _source(found, env, env_kwargs, chosen), episodes, seed, deterministic=not stochastic)
+    source = source_of(found, env, env_kwargs, chosen)
+    return play(chosen, source, episodes, seed, not stochastic, max_steps)
 
 
 def watch(
@@ -144,30 +151,42 @@ def watch(
     to: str | Path | None = None,
     *,
     steps: int = 1000,
-    seed: int = SEED,
+    seed: int = EVAL_SEED,
     checkpoint: str = "best",
     env: Env | None = None,
     env_kwargs: dict[str, Any] | None = None,
+    stochastic: bool = False,
     runs: str | Path = "runs",
 ) -> tuple[Path, float]:
     """Film one episode of at most `steps` steps; returns the file and the episode's return.
 
-    `to` ends in .mp4 or .gif; by default the file is in the run's folder `videos`. `env` and `env_kwargs` are as in
-    `evaluate`. Raises `FeverError` if the environment cannot be drawn or the file not be written.
+    `to` ends in .mp4 or .gif; by default the file is in the run's folder `videos`. `env`, `env_kwargs` and `stochastic`
+    are as in `evaluate`. Raises `FeverError` if the environment cannot be drawn or the file not be written.
     """
-    from fever.runs.evaluate import can_write_mp4, record
+    found = _open(run, runs)
+    chosen = found.checkpoint(checkpoint)
+    return film(found, chosen, source_of(found, env, env_kwargs, chosen), to, steps, seed, stochastic)
 
+
+def film(
+    run: Run,
+    checkpoint: Checkpoint,
+    source: EnvSource,
+    to: str | Path | None,
+    steps: int,
+    seed: int,
+    stochastic: bool,
+) -> tuple[Path, float]:
+    """What `watch` does once the run, its checkpoint and the environment are found."""
     for variable, value in {
         "PYGAME_HIDE_SUPPORT_PROMPT": "1",
         "SDL_VIDEODRIVER": "dummy",
         "SDL_AUDIODRIVER": "dummy",
     }.items():
         os.environ.setdefault(variable, value)
-    found = _open(run, runs)
-    chosen = found.checkpoint(checkpoint)
     suffix = "mp4" if can_write_mp4() else "gif"
-    path = found.path / layout.VIDEOS / f"{chosen.path.name}.{suffix}" if to is None else Path(to)
-    return path, record(chosen, _source(found, env, env_kwargs, chosen), path, steps, seed)
+    path = run.path / layout.VIDEOS / f"{checkpoint.path.name}.{suffix}" if to is None else Path(to)
+    return path, record(checkpoint, source, path, steps, seed, deterministic=not stochastic)
 
 
 def tune(
@@ -257,22 +276,6 @@ def _where(run: Any) -> str:
 
 def _open(run: Any, runs: str | Path) -> Run:
     return Run.open(_where(run), runs)
-
-
-def _source(
-    run: Run, env: Env | None, kwargs: dict[str, Any] | None, checkpoint: Checkpoint | None = None
-) -> EnvSource:
-    """The run's environment, or `env` in its place, with the run's arguments (those in force when the checkpoint was
-    written) unless others are given."""
-    config = run.config
-    own = {**config.env_kwargs, **(checkpoint.env_changes if checkpoint else {})}
-    source = EnvSource(config.env if env is None else env)
-    source = EnvSource(source.target, {**own, **source.kwargs} if kwargs is None else kwargs)
-    if config.env.startswith("__main__:") and env is None:  # workers have another main module: send the object
-        factory, _ = source.resolve()
-        assert factory is not None
-        return EnvSource(factory, source.kwargs)
-    return source
 
 
 def _values(

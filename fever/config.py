@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from fever.errors import FeverError
-from fever.text import parse_duration
+from fever.text import parse_count, parse_duration
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -42,6 +42,9 @@ class Settings(BaseModel):
 
 Duration = Annotated[  # seconds, as a number or as 10m
     float, BeforeValidator(lambda value: parse_duration(value) if isinstance(value, str) else value), Field(gt=0)
+]
+Count = Annotated[  # a number of steps, as a number or as 20k
+    int, BeforeValidator(lambda value: parse_count(value) if isinstance(value, str) else value), Field(gt=0)
 ]
 UNION_MEMBER = re.compile(  # the part that pydantic appends to the location of an error in a union
     r"(bool|int|float|str|literal|list|tuple|dict|constrained-\w+|function-\w+)(\[.*\])?"
@@ -76,7 +79,9 @@ class Stop(Settings):
     """When a run ends: at the first rule that is met. Without any rule it ends at the environment's registered reward
     threshold or after a million steps."""
 
-    reward: float | None = setting(None, "mean return over the last `window` episodes")
+    reward: float | None = setting(
+        None, "mean return over the last `window` episodes; with eval_every, of the latest evaluation"
+    )
     steps: int | None = setting(None, "environment steps, all workers together", gt=0)
     seconds: Duration | None = setting(None, "wall time in seconds, or with a unit: 90s, 10m, 2h")
     iterations: int | None = setting(None, "training iterations", gt=0)
@@ -205,6 +210,11 @@ class RunConfig(Settings):
         (), 'callbacks of your own: "module:Name", or with arguments \'module:Name={"size": 3}\''
     )
     loggers: tuple[Literal["wandb", "mlflow"], ...] = setting((), "experiment trackers that the run is sent to")
+    eval_every: Count | None = setting(
+        None, "environment steps between two evaluations, as 20000, 20k or 1M; null: not evaluated"
+    )
+    eval_episodes: int = setting(10, "episodes of an evaluation", gt=0)
+    eval_env_kwargs: dict[str, Any] = setting({}, "arguments of evaluation's environments that differ from env_kwargs")
     search: Search | None = setting(
         None, "null: one run; otherwise a search, whose trials are runs with this configuration"
     )

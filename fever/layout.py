@@ -7,6 +7,7 @@ CONFIG = "config.yaml"
 FACTS = "facts.json"
 METRICS = "metrics.jsonl"
 EPISODES = "episodes.jsonl"
+EVALUATIONS = "evaluations.jsonl"
 EVENTS = "events.out.tfevents"  # TensorBoard's files begin with it
 SUMMARY = "summary.json"
 LOG = "log.txt"

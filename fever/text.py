@@ -31,6 +31,15 @@ def parse_duration(text: str) -> float:
     return hours * 3600 + minutes * 60 + seconds
 
 
+def parse_count(text: str) -> int:
+    """`"20000"`, `"20k"`, `"1.5M"`, `"2e4"` to a whole number."""
+    match = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?(?:e\d+)?)([kKmM]?)", text.strip())
+    value = float(match[1]) * {"": 1, "k": 1e3, "m": 1e6}[match[2].lower()] if match else 0.5
+    if value != int(value):
+        raise ValueError(f"{text!r} is not a number of steps; write 20000, 20k or 1M")
+    return int(value)
+
+
 def format_duration(seconds: float) -> str:
     """Seconds for people: `8.3s`, `40s`, `4m 05s`, `2h 10m`."""
     if seconds < 60:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # shell completion reads the names below, and must answer at 
     from fever.config import NetworkSettings, RunConfig
     from fever.envs.source import EnvSource
     from fever.runs.checkpoint import Checkpoint
+    from fever.runs.player import Scores
     from fever.training.setup import Prepared
 
 ALGORITHMS = {
@@ -78,13 +79,18 @@ class Provider(Protocol):
         ...
 
     def play(
-        self, checkpoint: Checkpoint, source: EnvSource, episodes: int, seed: int, deterministic: bool
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns and lengths of evaluated episodes, each [episodes]."""
+        self,
+        checkpoint: Checkpoint,
+        source: EnvSource,
+        seeds: list[int],
+        deterministic: bool,
+        max_steps: int | None = None,
+    ) -> Scores:
+        """Play one episode for each of these seeds; it is cut off after `max_steps` steps."""
         ...
 
     def film(
-        self, checkpoint: Checkpoint, source: EnvSource, steps: int, seed: int
+        self, checkpoint: Checkpoint, source: EnvSource, steps: int, seed: int, deterministic: bool = True
     ) -> tuple[list[np.ndarray], int, float]:
         """Frames, frames per second and return of one episode of at most `steps` steps."""
         ...

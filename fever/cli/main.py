@@ -22,6 +22,7 @@ from fever.cli.jobs import PLACE, Json, On, commands, leave_for
 from fever.cli.machines import commands as cluster_commands
 from fever.cli.options import (
     CHECKPOINTS,
+    EVALUATION,
     FIELDS,
     OLD,
     RUN,
@@ -30,6 +31,7 @@ from fever.cli.options import (
     WATCHING,
     as_typed,
     configuration,
+    evaluation,
     gathers,
     stop_rules,
 )
@@ -133,12 +135,14 @@ def _search(config: Any, quiet: bool, as_json: bool, **resumed: Any) -> None:
 
 @app.command()
 @gathers("place", PLACE)
+@gathers("evaluating", EVALUATION)
 @gathers("saving", {**CHECKPOINTS, **WATCHING})
 @gathers("stop", STOP)
 def resume(
     run: RunName,
     stop: dict[str, Any],
     saving: dict[str, Any],
+    evaluating: dict[str, Any],
     place: dict[str, Any],
     workers: Annotated[
         str | None, typer.Option(help="Sampler processes.  \\[default: as before; with --on and none before: all]")
@@ -156,12 +160,13 @@ def resume(
     found = open_to_resume(run, runs, here="on" not in place)
     before = found.config
     changes = {FIELDS.get(name, name): value for name, value in saving.items()}
+    changes |= evaluation(evaluating, before.model_dump(mode="json"))
     searching = before.search is not None
     if workers is not None:
         changes["workers"] = parse_workers(workers)
     elif "on" in place and before.workers == 0 and not searching:
         changes["workers"] = "all"  # it was trained in one process so far, and has machines now
-    typed = as_typed({**stop, **saving, "workers": workers})
+    typed = as_typed({**stop, **saving, **evaluating, "workers": workers})
     config, dropped = resumed_config(found, stop_rules(stop), changes, checkpoint, "fever resume", typed)
     if dropped and not quiet:
         print(f"fever: the stop rule that ended the run ({', '.join(dropped)}) is dropped", file=sys.stderr)

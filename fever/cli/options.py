@@ -40,6 +40,11 @@ WATCHING = {  # what else is called while a run trains
     ),
     "log": _option(list[str], "Experiment tracker: wandb or mlflow; repeatable.", "--log"),
 }
+EVALUATION = {  # of the policy, while it trains
+    "eval_every": _option(str, "Evaluate after every so many environment steps: 20k, 1M."),
+    "eval_episodes": _option(int, "Episodes of an evaluation.  \\[default: 10]"),
+    "eval_env_kwargs": _option(str, "Arguments of evaluation's environments that differ, as a JSON object."),
+}
 RUN = {  # what is trained
     "env": Annotated[
         str | None,
@@ -70,6 +75,7 @@ RUN = {  # what is trained
     **STOP,
     **CHECKPOINTS,
     **WATCHING,
+    **EVALUATION,
     "runs": _option(str, "Folder of run directories.  \\[default: runs]", envvar="FEVER_RUNS"),
     "name": _option(str, "Name of the run directory."),
     "device": _option(str, "Where the learner runs: auto, cpu or gpu.  \\[default: auto]"),
@@ -159,7 +165,8 @@ def read_options(
     given = {FIELDS.get(name, name): options[name] for name in RUN if name in options and name not in skipped}
     given |= {"env": env} if env is not None else {}
     given |= {"workers": workers(given["workers"])} if "workers" in given else {}
-    given |= {"env_kwargs": _json_object(given["env_kwargs"], "--env-kwargs")} if "env_kwargs" in given else {}
+    given |= {"env_kwargs": json_object(given["env_kwargs"], "--env-kwargs")} if "env_kwargs" in given else {}
+    given |= evaluation({name: given[name] for name in EVALUATION if name in given}, values)
     values |= given
     space, assigned = _divide(assignments, command)
     search["space"] = {**search.get("space", {}), **space}
@@ -269,6 +276,16 @@ def stop_rules(options: dict[str, Any]) -> dict[str, Any]:
     return {name.removeprefix("stop_"): options[name] for name in STOP if name in options}
 
 
+def evaluation(given: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """The options of evaluation among those given, as values of a configuration that has these values already."""
+    others = [name for name in given if name != "eval_every"]
+    if others and "eval_every" not in given and values.get("eval_every") is None:
+        raise FeverError(f"--{others[0].replace('_', '-')} needs --eval-every, for example: --eval-every 20k")
+    if "eval_env_kwargs" not in given:
+        return given
+    return given | {"eval_env_kwargs": json_object(given["eval_env_kwargs"], "--eval-env-kwargs")}
+
+
 def workers(text: str) -> int | str:
     """The value of `--workers`."""
     if text in ("auto", "all"):
@@ -279,7 +296,7 @@ def workers(text: str) -> int | str:
         raise FeverError(f"--workers {text}: must be a whole number, auto or all") from None
 
 
-def _json_object(text: str, option: str) -> dict[str, Any]:
+def json_object(text: str, option: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,9 +13,13 @@ import typer
 from fever import layout
 from fever.cli import completion
 from fever.cli.jobs import Json
+from fever.cli.options import json_object
 from fever.errors import FeverError
 from fever.text import STATUS, format_count, format_number
 
+EVAL_SEED = 1_000_000  # that episodes' seeds are derived from
+FEW = 10  # episodes, up to which `eval` prints each
+SHOWN = ("return_mean", "return_std", "return_min", "return_max", "length_mean")
 WIDE = 100  # terminal width from which the table of runs shows all its columns
 commands = typer.Typer()
 Runs = Annotated[str, typer.Option(envvar="FEVER_RUNS", help="Folder of run directories.")]
@@ -27,30 +32,55 @@ RunName = Annotated[
 Which = Annotated[str, typer.Option("--checkpoint", help="best, last, or the number of an iteration.")]
 
 
+Env = Annotated[str | None, typer.Option(help="Another environment with the same spaces.  \\[default: the run's]")]
+EnvKwargs = Annotated[
+    str | None, typer.Option(help="The environment's keyword arguments that differ from the run's, as a JSON object.")
+]
+Stochastic = Annotated[bool, typer.Option("--stochastic", help="Sample actions instead of taking the most likely.")]
+
+
 @commands.command(name="eval")
 def evaluate(
     run: RunName,
     episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 20,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the episodes.")] = 1_000_000,
-    stochastic: Annotated[
-        bool, typer.Option("--stochastic", help="Sample actions instead of taking the most likely.")
-    ] = False,
+    max_steps: Annotated[int | None, typer.Option(min=1, help="Cut off episodes after this many steps.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed that those of the episodes are derived from.")] = EVAL_SEED,
+    env: Env = None,
+    env_kwargs: EnvKwargs = None,
+    stochastic: Stochastic = False,
+    compare: Annotated[
+        bool | None, typer.Option(help="Play sampled actions as well.  \\[default: if it is a matter of seconds]")
+    ] = None,
+    table: Annotated[bool | None, typer.Option(help="Print every episode.  \\[default: of up to 10 episodes]")] = None,
     checkpoint: Which = "best",
     runs: Runs = "runs",
     as_json: Json = False,
 ) -> None:
     """Evaluate a run's policy: play episodes and print their returns and lengths."""
-    from fever.runs.evaluate import evaluate, source_of
-    from fever.runs.run import Run
+    from fever.runs.evaluate import compare_sampled, evaluate
 
-    found = Run.open(run, runs)
-    chosen = found.checkpoint(checkpoint)
-    scores = evaluate(chosen, source_of(found, chosen), episodes, seed, deterministic=not stochastic).summary()
+    found, chosen, source = _open(run, runs, checkpoint, env, env_kwargs)
+    told = EpisodeCounter(episodes)
+    scores = evaluate(chosen, source, episodes, seed, not stochastic, max_steps, told)
+    sampled = None if stochastic else compare_sampled(chosen, source, scores, seed, max_steps, compare)
+    told.end()
+    notes = evaluation_notes(source.name, scores, sampled)
     if as_json:
-        print(json.dumps({"run": str(found.path), "checkpoint": chosen.iteration, **scores}))
+        described = {"run": str(found.path), "checkpoint": chosen.iteration, "env": source.name}
+        more = {"distinct_starts": scores.distinct, "sampled": sampled and sampled.summary(), "notes": notes}
+        print(json.dumps({**described, **scores.summary(), **more, "per_episode": scores.rows()}))
         return
-    title = f"{found.config.env}, checkpoint {chosen.iteration}, {episodes} episodes"
-    _table([(key.replace("_", " "), format_number(value)) for key, value in scores.items() if key != "episodes"], title)
+    if table or (table is None and episodes <= FEW):
+        print_episodes(scores.rows())
+    low, high = scores.interval or (None, None)
+    interval = "-" if low is None else f"{format_number(low)} to {format_number(high)}"
+    rows = [(key.replace("_", " "), format_number(value)) for key, value in scores.summary().items() if key in SHOWN]
+    rows.insert(1, ("95 % interval", interval))
+    if sampled is not None:
+        rows.append(("sampled actions", f"return mean {format_number(float(sampled.returns.mean()))}"))
+    _table(rows, f"{source.name}, checkpoint {chosen.iteration}, {episodes} episodes")
+    for note in notes:
+        print(f"fever: {note}", file=sys.stderr)
 
 
 @commands.command()
@@ -58,15 +88,40 @@ def watch(
     run: RunName,
     to: Annotated[Path | None, typer.Option(help="File to write, .mp4 or .gif.  \\[default: in RUN/videos]")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Greatest number of steps.")] = 1000,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the episode.")] = 1_000_000,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the episode.")] = EVAL_SEED,
+    env: Env = None,
+    env_kwargs: EnvKwargs = None,
+    stochastic: Stochastic = False,
     checkpoint: Which = "best",
     runs: Runs = "runs",
 ) -> None:
     """Record a video of one episode with a run's policy."""
     from fever import api
 
-    path, total = api.watch(run, to, steps=steps, seed=seed, checkpoint=checkpoint, runs=runs)
+    found, chosen, source = _open(run, runs, checkpoint, env, env_kwargs)
+    path, total = api.film(found, chosen, source, to, steps, seed, stochastic)
     print(f"{path}: one episode, return {format_number(total)}")
+
+
+def _open(run: str, runs: str, which: str, env: str | None, env_kwargs: str | None) -> tuple[Any, Any, Any]:
+    """A run, its checkpoint, and the environment to play in."""
+    from fever.runs.evaluate import source_of
+    from fever.runs.run import Run
+
+    found = Run.open(run, runs)
+    arguments = json_object(env_kwargs, "--env-kwargs") if env_kwargs is not None else {}
+    chosen = _choose(found, which)
+    return found, chosen, source_of(found, env, arguments, chosen)
+
+
+def _choose(found: Any, which: str) -> Any:
+    """A checkpoint of a run; says so if it is the last one because none has a score."""
+    chosen = found.checkpoint(which)
+    if which == "best" and chosen.score is None:
+        evaluated = found.config.eval_every is not None
+        why = "it was not evaluated yet" if evaluated else "fewer than 20 episodes ended"
+        print(f"fever: no checkpoint of {found.path} has a score ({why}): the last one is used", file=sys.stderr)
+    return chosen
 
 
 @commands.command(name="runs")
@@ -133,7 +188,9 @@ def show(run: RunName, runs: Runs = "runs", as_json: Json = False) -> None:
 
     found = Run.open(run, runs)
     config, facts, last = found.config, found.facts, found.last_row()
-    checkpoints = [{"iteration": one.iteration, "score": one.score} for one in found.checkpoints()]
+    checkpoints = [
+        {"iteration": one.iteration, "score": one.score, "score_of": one.score_of} for one in found.checkpoints()
+    ]
     if as_json:
         described = {"run": str(found.path), "status": found.status, "config": config.model_dump(mode="json")}
         print(json.dumps({**described, "facts": facts, "last": last, "checkpoints": checkpoints}))
@@ -147,7 +204,7 @@ def show(run: RunName, runs: Runs = "runs", as_json: Json = False) -> None:
         [(key, f"{value:,.4g}" if isinstance(value, float) else plain(value)) for key, value in last.items()],
         "last metrics",
     )
-    _table([(str(one["iteration"]), f"score {format_number(one['score'])}") for one in checkpoints], "checkpoints")
+    _table([(str(one["iteration"]), _score_text(one)) for one in checkpoints], "checkpoints")
 
 
 @commands.command()
@@ -186,19 +243,62 @@ def export(
     from fever.runs.run import Run
 
     found = Run.open(run, runs)
+    chosen = _choose(found, checkpoint)
     if onnx:
         from fever.runs.onnx import DESCRIPTION, MODEL, export_onnx
 
-        folder = export_onnx(found.checkpoint(checkpoint), to or found.path / layout.EXPORTED_ONNX)
+        folder = export_onnx(chosen, to or found.path / layout.EXPORTED_ONNX)
         print(f"{folder / MODEL}: its inputs and outputs are described in {folder / DESCRIPTION}")
         return
-    path = export(found.checkpoint(checkpoint), to or found.path / layout.EXPORTED)
+    path = export(chosen, to or found.path / layout.EXPORTED)
     print(f"{path}: import it from {path.parent}, or copy it anywhere:")
     print(f"    from {path.name} import load; load().act(observation)")
 
 
+def _score_text(checkpoint: dict[str, Any]) -> str:
+    score = checkpoint["score"]
+    return f"score {format_number(score)} ({checkpoint['score_of']})" if score is not None else "no score"
+
+
 def plain(value: Any) -> str:
     return json.dumps(value) if not isinstance(value, str) else value
+
+
+class EpisodeCounter:
+    """Shows on a terminal how many episodes have been played, if it takes a while."""
+
+    def __init__(self, episodes: int) -> None:
+        self.episodes, self.shown = episodes, time.monotonic() + 1
+        self.visible = False
+
+    def __call__(self, done: int) -> None:
+        if sys.stderr.isatty() and time.monotonic() > self.shown:
+            print(f"\r{done} of {self.episodes} episodes", end="", file=sys.stderr, flush=True)
+            self.shown, self.visible = time.monotonic() + 0.2, True
+
+    def end(self) -> None:
+        """Remove the line."""
+        if self.visible:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def evaluation_notes(name: str, scores: Any, sampled: Any) -> list[str]:
+    """What a reader of the scores should know: that episodes were alike, that sampled actions are better."""
+    from fever.runs.player import alike_sentence
+
+    notes = [alike_sentence(name, scores.distinct, f"{len(scores.returns)} episodes")] if scores.alike else []
+    if sampled is not None and scores.is_below(sampled):
+        greedy, other = (format_number(float(one.returns.mean())) for one in (scores, sampled))
+        notes.append(f"greedy {greedy}, sampled {other}: the policy has not converged; use --stochastic")
+    return notes
+
+
+def print_episodes(rows: list[dict[str, Any]]) -> None:
+    """One line for each episode."""
+    for row in rows:
+        end = (row["end"] or "").replace("_", " ")
+        numbers = f"{format_number(row['return']):>12}  {row['length']:>7,} steps"
+        print(f"{row['episode']:>5}  seed {row['seed']:<10}  return {numbers}  {end}".rstrip())
 
 
 def _table(rows: list[tuple[str, str]], title: str) -> None:

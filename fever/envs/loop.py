@@ -17,23 +17,31 @@ from fever.policy.spaces import Description, encode, last_mask
 
 
 class LoopEnvs:
-    """N ordinary environments in a loop, each reset in the step that ended its episode."""
+    """N ordinary environments in a loop, each reset in the step that ended its episode.
+
+    Without `autoreset`, an environment whose episode has ended waits for the next `reset` of all. Its row of
+    observations is the episode's last one, and it must not be stepped: `narrow` leaves it out.
+    """
 
     next_step = False
     stack = 1
 
-    def __init__(self, source: EnvSource, count: int, context: EnvContext, autoreset: bool = True) -> None:
+    def __init__(
+        self, source: EnvSource, count: int, context: EnvContext, autoreset: bool = True, first_index: int = 0
+    ) -> None:
+        """`first_index` is the `env_index` of the first environment."""
         self.name, self.count, self.autoreset = source.name, count, autoreset
         self.source, self.context = source, context
         self.seeds: list[int] = []  # of the last `reset`
         self.changes = 0  # of the arguments, so far
         self.outdated: set[int] = set()  # environments that still have earlier arguments
         self.envs: list[gym.Env] = []
+        self.waiting: list[tuple[int, gym.Env]] = []  # left out by `narrow`, with their places
         self.steps = 0
         self.masks: list[Any] | None = None  # of the current observations, if infos have them
         try:
             for index in range(count):
-                self.envs.append(make_env(source, context, index))
+                self.envs.append(make_env(source, context, first_index + index))
             self.observation, self.action = self.spaces = self._describe(0)
         except BaseException:
             with suppress(Exception):  # the first error matters more than one of close()
@@ -64,6 +72,9 @@ class LoopEnvs:
 
     def reset(self, seeds: list[int]) -> np.ndarray:
         self.seeds = seeds
+        for place, env in reversed(self.waiting):
+            self.envs.insert(place, env)
+        self.waiting, self.count = [], len(self.envs)
         observations, infos = zip(*(self._reset(index, seed) for index, seed in enumerate(seeds)), strict=True)
         self.observation = describe_info(self.name, self.observation, self.action, infos[0])
         if self.observation["type"] == "masked" and self.observation["key"] is None:
@@ -71,6 +82,14 @@ class LoopEnvs:
         for index, info in enumerate(infos):
             self._keep_mask(index, info)
         return self._encode(list(observations))
+
+    def narrow(self, keep: np.ndarray) -> None:
+        """Step only the environments where `keep` `[N]` is true, until the next `reset`, which is of all again."""
+        for index in reversed(np.flatnonzero(~keep).tolist()):
+            self.waiting.append((index, self.envs.pop(index)))
+            if self.masks is not None:
+                self.masks.pop(index)
+        self.count = len(self.envs)
 
     def _reset(self, index: int, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
         if index in self.outdated:
@@ -116,37 +135,55 @@ class LoopEnvs:
                 terminated[index], truncated[index] = ended, cut
                 if not isinstance(info, dict):
                     raise self._broken("info must be a dictionary", index)
-                final[index] = self._encode([observation], index, info.get(MASK))[0]
+                final[index] = self._encode_last(observation, index, info.get(MASK))
                 infos[index] = info
                 if self.autoreset:
                     observation, info = self._reset(index)
             if self.masks is not None and (self.autoreset or index not in final):
                 self._keep_mask(index, info)
             observations.append(observation)
-        here = final[0][None] if final and not self.autoreset else self._encode(observations)
+        here = self._encode(observations) if self.autoreset or not final else self._encode_beside(observations, final)
         return Step(here, rewards, terminated, truncated, final, infos)
 
-    def _encode(self, observations: list[Any], last: int | None = None, mask: Any = None) -> np.ndarray:
-        """Encode the observations of all environments, or the last one of an episode in environment `last`."""
-        masks = self.masks
-        if last is not None and self.observation["type"] == "masked":
+    def _encode_beside(self, observations: list[Any], final: dict[int, np.ndarray]) -> np.ndarray:
+        """Encode the observations of all environments, in some of which (`final`) an episode has ended."""
+        going = [index for index in range(self.count) if index not in final]
+        rows = dict(final)
+        if going:
+            rows |= zip(going, self._encode([observations[index] for index in going], going), strict=True)
+        return np.stack([rows[index] for index in range(self.count)])
+
+    def _encode_last(self, observation: Any, index: int, mask: Any) -> np.ndarray:
+        """Encode the last observation of an episode; `mask` is the one in its info."""
+        masks = None
+        if self.observation["type"] == "masked":
             key = self.observation["key"]
-            masks = [last_mask(self.observation, mask if key is None else dict(observations[0] or {}).get(key))]
+            masks = [last_mask(self.observation, mask if key is None else dict(observation or {}).get(key))]
+        return self._encode([observation], [index], masks)[0]
+
+    def _encode(
+        self, observations: list[Any], indices: list[int] | None = None, masks: list[Any] | None = None
+    ) -> np.ndarray:
+        """Encode the observations of these environments; of all, if there are no indices. `masks` None: the current."""
+        if masks is None and self.masks is not None:
+            masks = self.masks if indices is None else [self.masks[index] for index in indices]
         try:
             return encode(self.observation, stack_observations(self.observation, observations), masks)
         except ValueError as error:
-            for index, observation in enumerate(observations):
-                mine = masks[index : index + 1] if masks else None
+            for place, observation in enumerate(observations):
+                mine = masks[place : place + 1] if masks else None
                 try:
                     encode(self.observation, stack_observations(self.observation, [observation]), mine)
                 except ValueError as found:
-                    raise self._broken(str(found), index if last is None else last) from error
+                    raise self._broken(str(found), place if indices is None else indices[place]) from error
             raise
 
     def _broken(self, what: str, index: int) -> ContractError:
         return ContractError(f"{self.name} breaks its contract at step {self.steps} of environment {index}: {what}")
 
     def close(self) -> None:
+        self.envs += [env for _, env in self.waiting]
+        self.waiting = []
         close_all(self.envs)
 
 

@@ -31,6 +31,11 @@ class Policy:
         """Reset the recurrent state: the next `act` begins new episodes."""
         self._state = None
 
+    def keep(self, rows: np.ndarray) -> None:
+        """Go on with these rows (`[N]` bool) of the last batch: the episodes of the others have ended."""
+        if self._state is not None:
+            self._state = self._state[rows]
+
     def act(self, observation: Any, deterministic: bool = True, mask: Any = None) -> Any:
         """One observation, as the environment gives it, to one action, as the environment takes it.
 

@@ -111,6 +111,9 @@ class LocalExperience(Experience):
         self.rng = np.random.default_rng(np.random.SeedSequence([sampler.seed, BUFFER_STREAM, generation]))
         self.steps = spec.steps_between_draws
 
+    def starts_alike(self) -> bool:
+        return self.explorer.starts_alike()
+
     def publish(self, params: Params, version: int, epsilons: np.ndarray) -> None:
         self.params, self.version, self.epsilons = params, version, epsilons
 

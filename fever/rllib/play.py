@@ -6,10 +6,12 @@ from safetensors and JSON.
 
 from __future__ import annotations
 
+import pickle
 import tempfile
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ from fever.rllib.settings import validated
 from fever.rllib.structure import unpack
 from fever.runs.checkpoint import WEIGHTS_PREFIX, Checkpoint
 from fever.runs.evaluate import frame_of
+from fever.runs.player import Scores
 from fever.runs.run import Run
 from fever.sampling.ray_pool import absolute_sys_path
 
@@ -92,23 +95,52 @@ def make_runner(config: RunConfig, spaces: Spaces, make: MakeEnv) -> Any:
 
 
 def play(
-    checkpoint: Checkpoint, source: EnvSource, episodes: int, seed: int, deterministic: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns, summed over agents, and lengths of episodes that are played one after the other; each [episodes]."""
-    with Player(checkpoint, source, seed) as player, silence():
-        played = player.runner.sample(num_episodes=episodes, explore=not deterministic)
+    checkpoint: Checkpoint, source: EnvSource, seeds: list[int], deterministic: bool, max_steps: int | None = None
+) -> Scores:
+    """Play one episode after the other, each reset with its seed; returns are summed over agents."""
+    begin = perf_counter()
+    starts: list[bytes] = []
+    with Player(checkpoint, source, seeds[0]) as player, silence():
+        _seed_resets(player.env, seeds, starts, max_steps)
+        played = player.runner.sample(num_episodes=len(seeds), explore=not deterministic)
     returns = np.array([float(episode.get_return()) for episode in played])
-    return returns, np.array([episode.env_steps() for episode in played])
+    lengths = np.array([episode.env_steps() for episode in played])
+    return Scores(returns, lengths, seeds, [], len(set(starts[: len(seeds)])), perf_counter() - begin)
 
 
-def film(checkpoint: Checkpoint, source: EnvSource, steps: int, seed: int) -> tuple[list[np.ndarray], int, float]:
+def _seed_resets(env: Any, seeds: list[int], starts: list[bytes], max_steps: int | None) -> None:
+    """Have an environment reset with one seed after the other, note its first observations, and cut off episodes."""
+    reset, step = env.reset, env.step
+    length = 0
+
+    def seeded(**arguments: Any) -> Any:
+        nonlocal length
+        length = 0
+        result = reset(**{**arguments, "seed": seeds[len(starts) % len(seeds)]})
+        starts.append(pickle.dumps(result[0]))
+        return result
+
+    def limited(action: Any) -> Any:
+        nonlocal length
+        observation, reward, terminated, truncated, info = step(action)
+        length += 1
+        if max_steps is not None and length >= max_steps:
+            truncated = {**truncated, "__all__": True} if isinstance(truncated, dict) else True
+        return observation, reward, terminated, truncated, info
+
+    env.reset, env.step = seeded, limited
+
+
+def film(
+    checkpoint: Checkpoint, source: EnvSource, steps: int, seed: int, deterministic: bool = True
+) -> tuple[list[np.ndarray], int, float]:
     """Frames, frames per second and return of one episode of at most `steps` steps."""
     total, length, done = 0.0, 0, False
     frames: list[np.ndarray] = []
     with Player(checkpoint, source, seed, film=True) as player, silence():
         _record_frames(player.env, source.name, frames)
         while length < steps and not done:
-            piece, *_ = player.runner.sample(num_timesteps=min(FILM_STEPS, steps - length), explore=False)
+            piece, *_ = player.runner.sample(num_timesteps=min(FILM_STEPS, steps - length), explore=not deterministic)
             total += float(piece.get_return())
             length += piece.env_steps()
             done = piece.is_done

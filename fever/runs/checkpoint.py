@@ -18,6 +18,7 @@ from fever.job import current_job
 from fever.plugins.network import load_policy
 from fever.policy.spaces import Description
 
+EVALUATION, TRAINING = "evaluation", "training"  # what a score is of
 WEIGHTS_PREFIX = "policy/"  # of the names of arrays that acting needs; the others are for resuming
 
 
@@ -34,7 +35,13 @@ class Checkpoint:
 
     @property
     def score(self) -> float | None:
+        """How good the policy is, for the choice of the best checkpoint; None if that is not known."""
         return self.manifest["score"]
+
+    @property
+    def score_of(self) -> str:
+        """What the score is of: "evaluation" or "training"."""
+        return self.manifest.get("score_of") or TRAINING
 
     @property
     def files(self) -> Path:
@@ -54,13 +61,19 @@ class Checkpoint:
     def met(self, stop: Stop) -> str:
         """The name of the stop rule that is met at this checkpoint, or an empty string."""
         kept = self.manifest["trainer"]
-        return stop_reason(stop, kept["returns"], self.manifest["steps"], self.iteration, kept["seconds"])
+        evaluated = kept.get("evaluation")
+        reached = evaluated["return_mean"] if evaluated else window_mean(kept["returns"], stop.window)
+        return stop_reason(stop, reached, self.manifest["steps"], self.iteration, kept["seconds"])
 
     def check_spaces(self, observation: Description, action: Description, name: str) -> None:
         """Raise `FeverError` if the environment of this name has other spaces than the policy was made for."""
         for which, has in (("observation", observation), ("action", action)):
-            if has != self.manifest["policy"][which]:
-                raise FeverError(f"the checkpoint {self.path} was made for another {which} space than {name} has")
+            made_for = self.manifest["policy"][which]
+            if has != made_for:
+                where = difference(made_for, has)
+                raise FeverError(
+                    f"the checkpoint {self.path} was made for another {which} space than {name} has: {where}"
+                )
 
     def require(self, trust: bool) -> None:
         """Raise `FeverError` if resuming reads pickles that the user does not trust. A requeued job trusts its own."""
@@ -106,15 +119,32 @@ class Checkpoint:
 
 
 def best_of(checkpoints: list[Checkpoint]) -> Checkpoint | None:
-    """The checkpoint with the highest score, the latest of equals; None if none has a score."""
+    """The checkpoint with the highest score, the latest of equals; None if none has a score. Scores of evaluations and
+    of training are not compared: those of the kind that the latest one has count."""
     scored = [one for one in checkpoints if one.score is not None]
-    return max(scored, key=lambda one: (one.score, one.iteration)) if scored else None
+    same = [one for one in scored if one.score_of == scored[-1].score_of]
+    return max(same, key=lambda one: (one.score, one.iteration)) if same else None
 
 
-def stop_reason(stop: Stop, returns: Sequence[float], steps: int, iteration: int, seconds: float) -> str:
-    """The name of the first stop rule that is met, or an empty string."""
-    window = list(returns)[-stop.window :]
-    if stop.reward is not None and len(window) == stop.window and np.mean(window) >= stop.reward:
+def difference(wanted: Any, found: Any, place: str = "") -> str:
+    """Where two descriptions of spaces differ: `its shape is [6] instead of [4]`."""
+    if isinstance(wanted, dict) and isinstance(found, dict):
+        for key in dict.fromkeys([*wanted, *found]):
+            if wanted.get(key) != found.get(key):
+                return difference(wanted.get(key), found.get(key), f"{place} {key}".strip())
+    here, there = ("missing" if one is None else str(one)[:60] for one in (found, wanted))
+    return f"its {place} is {here} instead of {there}"
+
+
+def window_mean(returns: Sequence[float], window: int) -> float | None:
+    """The mean of the last `window` returns; None if there are fewer."""
+    last = list(returns)[-window:]
+    return float(np.mean(last)) if len(last) == window else None
+
+
+def stop_reason(stop: Stop, reached: float | None, steps: int, iteration: int, seconds: float) -> str:
+    """The name of the first stop rule that is met, or an empty string. `reached` is the mean return that counts."""
+    if stop.reward is not None and reached is not None and reached >= stop.reward:
         return "reward"
     if stop.steps is not None and steps >= stop.steps:
         return "steps"

@@ -3,93 +3,115 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fever.envs.contract import MASK, describe_info, describe_spaces
-from fever.envs.make import make_envs
 from fever.envs.source import EnvContext, EnvSource, make_env
 from fever.errors import FeverError
 from fever.runs.checkpoint import Checkpoint
+from fever.runs.player import Player, Scores, episode_seeds
 from fever.runs.run import Run
 
-PARALLEL = 8  # episodes played at once
+CHEAP_SECONDS = 5.0  # that greedy episodes take at most for sampled ones to be played as well
+EVAL_SEED = 1_000_000  # of the episodes; training evaluates with other ones
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Returns [episodes] and lengths [episodes] of evaluated episodes, ordered by environment."""
+def source_of(
+    run: Run,
+    env: str | Callable[..., Any] | None = None,
+    env_kwargs: dict[str, Any] | None = None,
+    checkpoint: Checkpoint | None = None,
+) -> EnvSource:
+    """The environment that a run was trained on, or another one.
 
-    returns: np.ndarray
-    lengths: np.ndarray
-
-    def summary(self) -> dict[str, float]:
-        return {
-            "episodes": len(self.returns),
-            "return_mean": float(self.returns.mean()),
-            "return_std": float(self.returns.std()),
-            "return_min": float(self.returns.min()),
-            "return_max": float(self.returns.max()),
-            "length_mean": float(self.lengths.mean()),
-        }
-
-
-def source_of(run: Run, checkpoint: Checkpoint | None = None) -> EnvSource:
-    """The environment that a run was trained on, with the arguments in force when the checkpoint was written, or with
-    those that the run began with."""
+    The run's own has the arguments in force when the checkpoint was written, or those that the run began with, and
+    `env_kwargs` replace some of them. Another one has `env_kwargs` alone. `env` may also be the run's own again: a
+    lambda cannot be found by its name.
+    """
     config = run.config
-    return EnvSource(config.env, {**config.env_kwargs, **(checkpoint.env_changes if checkpoint else {})})
+    given = EnvSource(config.env if env is None else env, env_kwargs or {})
+    if given.name != config.env:
+        return given
+    changed = checkpoint.env_changes if checkpoint is not None else {}
+    source = EnvSource(given.target, {**config.env_kwargs, **changed, **given.kwargs})
+    if config.env.startswith("__main__:") and env is None:  # workers have another main module: send the object
+        factory, _ = source.resolve()
+        assert factory is not None
+        return EnvSource(factory, source.kwargs)
+    return source
 
 
 def evaluate(
-    checkpoint: Checkpoint, source: EnvSource, episodes: int = 20, seed: int = 1_000_000, deterministic: bool = True
+    checkpoint: Checkpoint,
+    source: EnvSource,
+    episodes: int = 20,
+    seed: int = EVAL_SEED,
+    deterministic: bool = True,
+    max_steps: int | None = None,
+    tell: Callable[[int], None] = lambda done: None,
 ) -> Scores:
-    """Play episodes with frozen normalisation. Each of the parallel environments plays a fixed number of them, so that
-    short episodes are not counted more often."""
+    """Play episodes with frozen normalisation, each with a seed of its own; they are cut off after `max_steps` steps.
+
+    `source` may be the factory that the run was trained with, or another environment with the same spaces. `tell` is
+    called with the number of episodes that have ended.
+    """
     if checkpoint.provider is not None:
-        return Scores(*checkpoint.provider.play(checkpoint, source, episodes, seed, deterministic))
+        return checkpoint.provider.play(checkpoint, source, episode_seeds(seed, episodes), deterministic, max_steps)
     policy = checkpoint.policy()
     policy.rng = np.random.default_rng(seed)
-    count = min(episodes, PARALLEL)
-    quota = np.array([episodes // count + (index < episodes % count) for index in range(count)])
-    returns: list[list[float]] = [[] for _ in range(count)]
-    lengths: list[list[int]] = [[] for _ in range(count)]
     with tempfile.TemporaryDirectory(prefix="fever-") as folder:
-        envs = make_envs(source, count, EnvContext(workdir=Path(folder)))
+        player = Player(source, episodes, seed, EnvContext(workdir=Path(folder)), max_steps, anew=True)
         try:
-            seeds = np.random.SeedSequence(seed).generate_state(count)
-            observations = envs.reset([int(one) for one in seeds])
-            checkpoint.check_spaces(envs.observation, envs.action, source.name)
-            first, phantom = np.ones(count, bool), np.zeros(count, bool)
-            total, length = np.zeros(count), np.zeros(count, np.int64)
-            while any(len(done) < share for done, share in zip(returns, quota, strict=True)):
-                step = envs.step(policy.act_encoded(observations, first, deterministic))
-                observations = step.observations
-                total += step.rewards
-                length += ~phantom
-                ended = step.terminated | step.truncated
-                for index in np.flatnonzero(ended).tolist():
-                    if len(returns[index]) < quota[index]:
-                        returns[index].append(float(total[index]))
-                        lengths[index].append(int(length[index]))
-                    total[index] = length[index] = 0
-                first, phantom = (phantom, ended) if envs.next_step else (ended, phantom)
+            return player.play(
+                policy,
+                deterministic,
+                lambda envs: checkpoint.check_spaces(envs.observation, envs.action, source.name),
+                tell,
+            )
         finally:
-            envs.close()
-    return Scores(np.concatenate(returns), np.concatenate(lengths))
+            player.close()
 
 
-def record(checkpoint: Checkpoint, source: EnvSource, path: Path, steps: int, seed: int = 1_000_000) -> float:
+def compare_sampled(
+    checkpoint: Checkpoint,
+    source: EnvSource,
+    greedy: Scores,
+    seed: int = EVAL_SEED,
+    max_steps: int | None = None,
+    wanted: bool | None = None,
+) -> Scores | None:
+    """Play half of the episodes (at least 5) again with sampled actions; None if the policy does not sample.
+
+    Unless it is `wanted` or not, that is done only if the greedy episodes took few seconds.
+    """
+    if wanted is False or (wanted is None and (checkpoint.provider is not None or greedy.seconds > CHEAP_SECONDS)):
+        return None
+    if checkpoint.provider is None and checkpoint.policy().network.action_values:
+        return None
+    count = len(greedy.returns)
+    return evaluate(checkpoint, source, min(count, max(5, count // 2)), seed, False, max_steps)
+
+
+def record(
+    checkpoint: Checkpoint,
+    source: EnvSource,
+    path: Path,
+    steps: int,
+    seed: int = EVAL_SEED,
+    deterministic: bool = True,
+) -> float:
     """Film one episode (at most `steps` steps) to an mp4 or gif file; returns its return."""
     check_video(path)
     if checkpoint.provider is not None:
-        filmed, rate, total = checkpoint.provider.film(checkpoint, source, steps, seed)
+        filmed, rate, total = checkpoint.provider.film(checkpoint, source, steps, seed, deterministic)
         write_video(path, filmed, rate)
         return total
     policy = checkpoint.policy()
+    policy.rng = np.random.default_rng(seed)
     frames: list[np.ndarray] = []
     total = 0.0
     with tempfile.TemporaryDirectory(prefix="fever-") as folder:
@@ -101,7 +123,7 @@ def record(checkpoint: Checkpoint, source: EnvSource, path: Path, steps: int, se
             checkpoint.check_spaces(has, takes, source.name)
             frames.append(frame_of(env, source.name))
             for _ in range(steps):
-                action = policy.act(observation, mask=info.get(MASK))
+                action = policy.act(observation, deterministic, mask=info.get(MASK))
                 observation, reward, terminated, truncated, info = env.step(action)
                 total += float(reward)
                 frames.append(frame_of(env, source.name))

@@ -110,9 +110,24 @@ def _draw_returns(axis: Any, run: Run, curve: dict[str, np.ndarray], colour: str
     if "return_mean" in curve:
         label = f"mean of the last {run.config.stop.window}" if alone else run.path.name
         axis.plot(curve["steps"], curve["return_mean"], color=colour, linewidth=1.8, label=label)
+    _draw_evaluations(axis, run, colour, alone)
     goal = run.config.stop.reward
     if alone and goal is not None:
         axis.axhline(goal, color="#868e96", linestyle="--", linewidth=1, label=f"goal {goal:g}")
+
+
+def _draw_evaluations(axis: Any, run: Run, colour: str, alone: bool) -> None:
+    """The mean of every evaluation; for a single run with the 95 % interval."""
+    rows = run.evaluations()
+    if not rows:
+        return
+    steps, means = ([row[name] for row in rows] for name in ("steps", "return_mean"))
+    label = f"evaluation, {len(rows[-1]['returns'])} episodes" if alone else f"{run.path.name}, evaluation"
+    own = COLOURS[1] if alone else colour
+    axis.plot(steps, means, color=own, linewidth=1.4, linestyle="--", marker="o", markersize=3, label=label)
+    if alone:
+        bounds = [row["return_interval"] or (row["return_mean"],) * 2 for row in rows]
+        axis.fill_between(steps, *zip(*bounds, strict=True), color=own, alpha=0.15, linewidth=0)
 
 
 def _draw_phases(axis: Any, curve: dict[str, np.ndarray]) -> None:

@@ -44,6 +44,7 @@ class Run:
         self.path = path
         self._metrics: Any = None
         self._episodes: Any = None
+        self._evaluations: Any = None
         self._lock: Any = None
         self._made_parent = False
 
@@ -194,6 +195,13 @@ class Run:
         self._episodes.write("".join(json.dumps(_plain(row)) + "\n" for row in rows))
         self._episodes.flush()
 
+    def log_evaluation(self, row: dict[str, Any]) -> None:
+        """Append the row of one evaluation and flush it."""
+        if self._evaluations is None:
+            self._evaluations = open_to_append(self.path / layout.EVALUATIONS)
+        self._evaluations.write(json.dumps(_plain(row)) + "\n")
+        self._evaluations.flush()
+
     def metrics(self) -> list[dict[str, Any]]:
         """All rows in order. Where a resumed run repeated iterations, the newer rows replace the older ones."""
         return newest(read_lines(self.path / layout.METRICS), "iteration")
@@ -205,6 +213,10 @@ class Run:
     def episodes(self) -> list[dict[str, Any]]:
         """All finished episodes in order. Where a resumed run repeated iterations, newer rows replace older ones."""
         return newest(read_lines(self.path / layout.EPISODES), "episode")
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        """All evaluations in order. Where a resumed run repeated iterations, newer rows replace older ones."""
+        return newest(read_lines(self.path / layout.EVALUATIONS), "iteration")
 
     def curves(self) -> dict[str, np.ndarray]:
         """Every metric as an array over iterations; NaN where a row lacks it."""
@@ -310,12 +322,12 @@ class Run:
 
     def close(self) -> None:
         """Close files and release the lock."""
-        for file in (self._metrics, self._episodes):
+        for file in (self._metrics, self._episodes, self._evaluations):
             if file is not None:
                 file.close()
         if self._lock is not None:
             self._lock.release()
-        self._metrics = self._episodes = self._lock = None
+        self._metrics = self._episodes = self._evaluations = self._lock = None
 
 
 def list_runs(runs: Path) -> list[Run]:

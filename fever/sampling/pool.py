@@ -23,6 +23,10 @@ class Pool:
         """Make every environment anew with these arguments when its episode ends; those of later workers as well."""
         raise NotImplementedError
 
+    def starts_alike(self) -> bool:
+        """Whether the environments of a worker all began with the same observation, though their seeds differ."""
+        return False  # not known
+
     def close(self) -> None:
         """Close all environments and end all processes."""
 

@@ -57,7 +57,7 @@ class RayPool(Pool):
         self.active: list[int] = []
         self.building: dict[Any, int] = {}  # call -> worker whose environments are being made
         self.planned, self.planned_cores = count, max(1.0, self.cluster.cores)
-        self.tracks_cores = False
+        self.tracks_cores = self.alike = False
         self.adjusted = 0.0  # time of the last `adjust_to_machines`
 
     def start(self, index: int) -> Any:
@@ -110,6 +110,7 @@ class RayPool(Pool):
         try:
             self.actors = [self.start(index) for index in range(self.count)]
             self._await_builds()
+            self.alike = self._ask_starts()
             self.active = list(range(self.count))
         except BaseException:
             self.close()
@@ -128,6 +129,18 @@ class RayPool(Pool):
             except self.lost as error:
                 died = f"{self._where(index)}worker {index} died while its environments were made"
                 raise TrainingError(f"{died}: {reason_of(error)}") from error
+
+    def starts_alike(self) -> bool:
+        return self.alike
+
+    def _ask_starts(self) -> bool:
+        """What the first worker says of how its environments began."""
+        try:
+            alike, output = self.get(self.call(0, "starts_alike"))
+        except self.lost:
+            return False  # it is replaced when it is given work
+        self.log_output(0, output)
+        return alike
 
     def _where(self, index: int) -> str:
         """ "on HOST: " for a worker on one of several machines, to begin a sentence with; empty with one machine."""

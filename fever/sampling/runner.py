@@ -143,6 +143,10 @@ class EnvRunner:
         """Make environments anew with these arguments when their episodes end."""
         self.envs.change(kwargs)
 
+    def starts_alike(self) -> bool:
+        """Whether all environments began with the same observation, though their seeds differ."""
+        return False  # not known
+
     def close(self) -> None:
         """Close the environments."""
         self.envs.close()
@@ -159,6 +163,7 @@ class Runner(EnvRunner):
             seeds = [int(seed) for seed in streams.spawn(1)[0].generate_state(spec.envs)]
             self.observation = self.envs.reset(seeds)
             check_spaces(self.envs, spec, observation, action)
+            self.alike = spec.envs > 1 and bool((self.observation == self.observation[0]).all())
         except BaseException:
             self.envs.close()
             raise
@@ -168,6 +173,9 @@ class Runner(EnvRunner):
         self.returns = np.zeros(spec.envs)  # of the running episodes
         self.lengths = np.zeros(spec.envs, np.int64)  # of the running episodes
         self.steps_taken = 0
+
+    def starts_alike(self) -> bool:
+        return self.alike
 
     def _run(self, params: Params, steps: int, choose: Callable[[int, np.ndarray], np.ndarray]) -> Trajectory:
         """Take T steps and check them; see `_take_steps`."""

@@ -36,6 +36,9 @@ class LocalWorkers(Workers):
     def change_env(self, kwargs: dict[str, Any]) -> None:
         self.sampler.change_env(kwargs)
 
+    def starts_alike(self) -> bool:
+        return self.sampler.starts_alike()
+
     def close(self) -> None:
         self.sampler.close()
 

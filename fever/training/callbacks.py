@@ -20,6 +20,7 @@
 |---|---|
 | `on_start(info)` | once, when the workers have started and before the first iteration |
 | `on_episode(info, episode)` | for every episode that ended in an iteration, before `on_iteration` |
+| `on_evaluation(info, row)` | after an evaluation, before `on_iteration`; `row` is that of `evaluations.jsonl` |
 | `on_iteration(info)` | after every iteration, before its row is written; returns further metrics, or None |
 | `on_checkpoint(info, path)` | when a checkpoint has been written; `path` is its folder |
 | `on_stop(info)` | once if `on_start` was called, however the training ended; the environments are closed by then |
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from fever.config import RunConfig
     from fever.runs.run import Run
 
-HOOKS = ("on_start", "on_episode", "on_iteration", "on_checkpoint", "on_stop")
+HOOKS = ("on_start", "on_episode", "on_evaluation", "on_iteration", "on_checkpoint", "on_stop")
 
 
 @dataclass
@@ -98,6 +99,7 @@ class Callback:
 
     def on_start(self, info: TrainingInfo) -> None: ...
     def on_episode(self, info: TrainingInfo, episode: dict[str, Any]) -> None: ...
+    def on_evaluation(self, info: TrainingInfo, row: dict[str, Any]) -> None: ...
     def on_iteration(self, info: TrainingInfo) -> dict[str, float] | None: ...
     def on_checkpoint(self, info: TrainingInfo, path: Path) -> None: ...
     def on_stop(self, info: TrainingInfo) -> None: ...
@@ -122,6 +124,9 @@ class Callbacks:
         for callback in self.overriding["on_episode"]:
             for row in rows:
                 _named(callback, "on_episode", self.info, row)
+
+    def evaluation(self, row: dict[str, Any]) -> None:
+        self._call("on_evaluation", row)
 
     def iteration(self) -> None:
         """Call `on_iteration` and add the metrics that it returns."""

@@ -74,6 +74,7 @@ class PlainDisplay(Display):
         self.stream = stream
         self.printed = 0.0
         self.rate = Rate()
+        self.evaluated: dict[str, Any] = {}
 
     def message(self, text: str) -> None:
         self._print(text)
@@ -84,9 +85,10 @@ class PlainDisplay(Display):
 
     def update(self, row: dict[str, Any]) -> None:
         self.rate.add(row)
+        self.evaluated = evaluation_of(row) or self.evaluated
         if time.monotonic() - self.printed >= LINE_SECONDS:
             self.printed = time.monotonic()
-            self._print(progress_line(row, self.rate.steps_per_second))
+            self._print(progress_line({**self.evaluated, **row}, self.rate.steps_per_second))
 
     def finish(self, summary: dict[str, Any]) -> None:
         for line in closing_lines(summary):
@@ -107,6 +109,7 @@ class LiveDisplay(Display):
         self.drawn = 0.0
         self.row: dict[str, Any] | None = None  # that is not drawn yet
         self.history: list[float] = []
+        self.evaluated: dict[str, Any] = {}
         self.rate = Rate()
 
     def message(self, text: str) -> None:
@@ -122,8 +125,9 @@ class LiveDisplay(Display):
         if "return_mean" in row:
             self.history.append(row["return_mean"])
         self.row = row
+        self.evaluated = evaluation_of(row) or self.evaluated
         if time.monotonic() - self.drawn >= REFRESH_SECONDS:
-            self._draw(row)
+            self._draw({**self.evaluated, **row})
 
     def stop(self) -> None:
         if self.row is not None:  # a notebook keeps the last drawing
@@ -152,6 +156,9 @@ class LiveDisplay(Display):
         bar.add_row(ProgressBar(total=1.0, completed=done, width=30), f"{done:.0%} of {rule}{eta}")
         facts = Table.grid(padding=(0, 3))
         facts.add_row("return", format_number(row.get("return_mean")), Text(sparkline(self.history), style="cyan"))
+        if "eval/return_mean" in row:
+            spread = f"± {format_number(row['eval/return_std'])} at {row['eval/steps']:,} steps"
+            facts.add_row("evaluation", format_number(row["eval/return_mean"]), spread)
         facts.add_row("steps", f"{row['steps']:,}", f"{self.rate.steps_per_second:,.0f} steps/s")
         facts.add_row("episodes", f"{row['episodes']:,}", f"length {format_number(row.get('length_mean'))}")
         facts.add_row("iteration", f"{row['iteration']:,}", format_duration(row["seconds"]))
@@ -177,10 +184,12 @@ class Rate:
         self.window = window
         self.points: list[tuple[float, int]] = []
         self.first = 0.0
+        self.evaluating = 0.0  # seconds of evaluation so far, which are not of sampling
 
     def add(self, row: dict[str, Any]) -> None:
         self.first = self.first or row["steps_per_second"]
-        self.points.append((row["seconds"], row["steps"]))
+        self.points.append((row["seconds"] - self.evaluating, row["steps"]))
+        self.evaluating += row.get("eval/seconds", 0.0)  # `seconds` is from before the evaluation
         while len(self.points) > 2 and self.points[-1][0] - self.points[0][0] > self.window:
             self.points.pop(0)
 
@@ -196,8 +205,9 @@ def progress(config: RunConfig, row: dict[str, Any]) -> tuple[float, str]:
     """The stop rule that the run is nearest to: the share that is done, from 0 to 1, and what it is a share of."""
     stop = config.stop
     rules: list[tuple[float, str]] = []
-    if stop.reward is not None and stop.reward > 0 and row.get("return_mean") is not None:
-        rules.append((max(0.0, row["return_mean"] / stop.reward), f"return {format_number(stop.reward)}"))
+    reached = row.get("return_mean" if config.eval_every is None else "eval/return_mean")
+    if stop.reward is not None and stop.reward > 0 and reached is not None:
+        rules.append((max(0.0, reached / stop.reward), f"return {format_number(stop.reward)}"))
     if stop.steps is not None:
         rules.append((row["steps"] / stop.steps, f"{stop.steps:,} steps"))
     if stop.iterations is not None:
@@ -220,6 +230,12 @@ def remaining_seconds(config: RunConfig, row: dict[str, Any], rate: float) -> fl
     return max(0.0, min(guesses)) if guesses else None
 
 
+def evaluation_of(row: dict[str, Any]) -> dict[str, Any]:
+    """What a row of metrics says of an evaluation, to show it until the next; empty if it has none."""
+    found = {name: value for name, value in row.items() if name.startswith("eval/")}
+    return {**found, "eval/steps": row["steps"]} if found else {}
+
+
 def progress_line(row: dict[str, Any], rate: float) -> str:
     """A row of metrics as one line for a log; `rate` in steps per second."""
     shares = " ".join(f"{label} {row[name]:.0%}" for name, label in PHASES.items() if name in row)
@@ -230,6 +246,8 @@ def progress_line(row: dict[str, Any], rate: float) -> str:
     if row.get("step_fraction") == 0:
         shares = f"step refused  {shares}"
     mean = format_number(row.get("return_mean"))
+    if "eval/return_mean" in row:
+        mean += f"  evaluation {format_number(row['eval/return_mean'])}"
     counters = f"{format_duration(row['seconds']):>8}  {row['steps']:>11,} steps"
     return f"{counters}  return {mean}  {rate:,.0f} steps/s  {shares}"
 
@@ -263,9 +281,12 @@ def closing_lines(summary: dict[str, Any]) -> list[str]:
     run, reason = summary["run"], summary["stop_reason"]
     interrupted = reason in ("interrupted", "limit")
     trust = " --trust  (it reads pickles)" if interrupted and needs_trust(summary["algo"]) else ""
+    score = f"return {format_number(summary['return_mean'])}"
+    if last := summary.get("evaluation"):
+        score += f" ({format_number(last['return_mean'])} in the evaluation at {last['steps']:,} steps)"
     why = REASONS.get(reason, f"a callback stopped it ({reason})")
     return [
-        f"{why}: return {format_number(summary['return_mean'])} after {summary['steps']:,} steps, "
+        f"{why}: {score} after {summary['steps']:,} steps, "
         f"{summary['episodes']:,} episodes, {format_duration(summary['seconds'])} "
         f"({summary['steps_per_second']:,.0f} steps/s)",
         f"run directory: {run}",

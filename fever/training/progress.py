@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fever.config import Stop
-from fever.runs.checkpoint import stop_reason
+from fever.runs.checkpoint import stop_reason, window_mean
 from fever.text import INFO_PREFIX
 
 if TYPE_CHECKING:
     from fever.algos.base import Iteration
 
+FEWEST, MOST = 20, 100  # episodes that the score of training is taken over
+NOISE = 0.02  # of the range of all returns: the standard error up to which so few episodes are enough
 MOST_INFO_NAMES = 32  # of them become metrics; all are in episodes.jsonl
 
 
@@ -25,8 +28,12 @@ class Progress:
         self.stop = stop
         self.iteration = self.episodes = 0
         self.generation = 0  # how often the run was resumed
-        self.returns: deque[float] = deque(maxlen=stop.window)
+        self.returns: deque[float] = deque(maxlen=max(stop.window, MOST))
         self.lengths: deque[int] = deque(maxlen=stop.window)
+        self.range: tuple[float, float] | None = None  # the lowest and the highest return so far
+        self.evaluates = False  # whether evaluations decide when the goal is reached
+        self.evaluation: dict[str, Any] | None = None  # the latest: its steps and mean return
+        self.evaluation_seconds = 0.0  # of all evaluations, in all processes that trained the run
         self.info_names: set[str] = set()
         self.steps_by_host: Counter[str] = Counter()  # since this process began
         self.seconds_before = 0.0  # of training, in the processes that this one continues
@@ -58,7 +65,10 @@ class Progress:
             for episode in report.episodes:
                 self.episodes += 1
                 if episode.counts:
-                    self.returns.append(episode.total_reward)
+                    total = episode.total_reward
+                    self.returns.append(total)
+                    low, high = self.range or (total, total)
+                    self.range = min(low, total), max(high, total)
                     self.lengths.append(episode.length)
                 rows.append({
                     "episode": self.episodes, "steps": steps, "return": episode.total_reward,
@@ -71,7 +81,7 @@ class Progress:
         """Returns and lengths of the last `stop.window` episodes; empty before the first one ended."""
         if not self.returns:
             return {}
-        returns = np.asarray(self.returns)
+        returns = np.asarray(self.returns)[-self.stop.window :]
         return {
             "return_mean": float(returns.mean()),
             "return_min": float(returns.min()),
@@ -91,18 +101,36 @@ class Progress:
 
     @property
     def score(self) -> float | None:
-        """The mean return of a full window of episodes, by which the best checkpoint is chosen; None before that."""
-        return float(np.mean(self.returns)) if len(self.returns) == self.returns.maxlen else None
+        """A lower bound of how good the policy is: the mean return of recent episodes minus its standard error; None
+        before 20 episodes have ended.
+
+        These are the last 20 episodes, or as many more, up to 100, as it takes until the standard error is at most
+        2 % of the range of all returns so far.
+        """
+        if len(self.returns) < FEWEST or self.range is None:
+            return None
+        latest = np.array([*islice(reversed(self.returns), MOST)])  # the last one first
+        sizes, centre = np.arange(FEWEST, len(latest) + 1), latest.mean()
+        latest -= centre  # sums of squares of large numbers lose digits
+        sums, squares = (np.cumsum(values)[FEWEST - 1 :] for values in (latest, latest**2))
+        means = sums / sizes
+        errors = np.sqrt(np.maximum(0.0, squares / sizes - means**2) / (sizes - 1))
+        enough = np.flatnonzero(errors <= NOISE * (self.range[1] - self.range[0]))
+        place = enough[0] if len(enough) else -1
+        return float(centre + means[place] - errors[place])
 
     def stop_reason(self, steps: int) -> str:
         """The name of the first stop rule that is met, or nothing."""
-        return stop_reason(self.stop, self.returns, steps, self.iteration, self.seconds)
+        evaluated = self.evaluation["return_mean"] if self.evaluation else None
+        reached = evaluated if self.evaluates else window_mean(self.returns, self.stop.window)
+        return stop_reason(self.stop, reached, steps, self.iteration, self.seconds)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps besides the iteration."""
         return {
             "episodes": self.episodes, "seconds": self.seconds, "generation": self.generation,
-            "returns": list(self.returns), "lengths": list(self.lengths),
+            "returns": list(self.returns), "lengths": list(self.lengths), "range": self.range,
+            "evaluation": self.evaluation if self.evaluates else None, "evaluation_seconds": self.evaluation_seconds,
         }  # fmt: skip
 
     def restore(self, iteration: int, state: dict[str, Any]) -> None:
@@ -111,6 +139,9 @@ class Progress:
         self.seconds_before, self.generation = state["seconds"], state["generation"] + 1
         self.returns.extend(state["returns"])
         self.lengths.extend(state["lengths"])
+        self.range = state.get("range") or ((min(self.returns), max(self.returns)) if self.returns else None)
+        self.evaluation = state.get("evaluation") if self.evaluates else None
+        self.evaluation_seconds = state.get("evaluation_seconds", 0.0)
 
 
 def phase_shares(iteration: Iteration, wall: float, workers: int) -> dict[str, float]:

@@ -20,12 +20,14 @@ from fever.envs.source import EnvSource
 from fever.errors import FeverError
 from fever.runs.checkpoint import WEIGHTS_PREFIX
 from fever.runs.facts import facts
+from fever.runs.player import alike_sentence
 from fever.runs.run import Run, trust_word
 from fever.sampling.ray_cluster import connect, is_elastic, try_everywhere
 from fever.signals import Interrupts
 from fever.training.callbacks import Callback, Callbacks, TensorBoard, TrainingInfo
 from fever.training.display import Display
 from fever.training.env_arguments import EnvArguments
+from fever.training.evaluation import METRICS, Best, Evaluation
 from fever.training.logs import log_to_file
 from fever.training.named import make_callbacks, make_loggers
 from fever.training.progress import Progress, phase_shares
@@ -113,12 +115,17 @@ class Trainer:
         own = (*loggers, TensorBoard(), self.display)  # see the metrics of all others
         self.listeners = (*named, *callbacks, *own)
         self.progress = Progress(self.config.stop)
+        self.progress.evaluates = self.config.eval_every is not None
         self.pool: Pool | None = None
+        self.evaluation: Evaluation | None = None
+        self.best = Best(self.progress.evaluates)
+        self.evaluated: dict[str, Any] = {}  # the row of this iteration's evaluation, if there was one
         self.closing = False
         self.consistent = True  # whether the learner's state can be saved; not within an uninterruptible iteration
         self.replay_due = 0.0  # when the replay buffer is to be saved again
         self.interrupts = Interrupts(self._say_that_it_waits, held=True)
-        self.seconds = {"setup": 0.0, "first_batch": 0.0, "iterations": 0.0, "checkpoints": 0.0, "stop": 0.0}
+        self.seconds = {"setup": 0.0, "first_batch": 0.0, "iterations": 0.0}
+        self.seconds |= {"evaluation": 0.0, "checkpoints": 0.0, "stop": 0.0}
 
     @property
     def source(self) -> EnvSource:
@@ -210,11 +217,15 @@ class Trainer:
                 try_everywhere(connect(count), self.prepared.source)
         workdir = run.path.resolve() / layout.WORK
         place = SamplingContext(self.source, workdir, self.progress.generation, self.config.gpus_per_worker)
+        if self.config.eval_every is not None:
+            self.evaluation = Evaluation(self.config, self.source, self.prepared.policy, workdir / "evaluation")
         self.pool = pool = self.learner.start(place)
         if self.prepared.all_cores is not None:
             pool.track_cores(self.prepared.all_cores)
         if pool.description:
             self.display.message(pool.description)
+        if pool.starts_alike() and not self.resuming:
+            self.display.message(f"note: {alike_sentence(self.source.name, 1, f'{self.config.envs} environments')}")
         if self.resuming and (run.path / layout.REPLAY).is_dir():
             pool.restore(run.path / layout.REPLAY)
         return pool
@@ -225,18 +236,19 @@ class Trainer:
         began = time.perf_counter()
         self.display.stop()
         try:
-            if self.pool is not None:
-                with log_to_file(run.path / layout.LOG):
-                    self._close_pool(self.pool)
+            with log_to_file(run.path / layout.LOG):
+                for opened in (self.pool, self.evaluation):
+                    if opened is not None:
+                        self._close_envs(opened)
         finally:
             run.close()
             self.seconds["stop"] = time.perf_counter() - began
 
-    def _close_pool(self, pool: Pool) -> None:
+    def _close_envs(self, opened: Pool | Evaluation) -> None:
         try:
             self.closing = self.interrupts.impatient = True
             try:
-                pool.close()
+                opened.close()
             finally:
                 self.interrupts.impatient = False
         except KeyboardInterrupt:
@@ -276,7 +288,8 @@ class Trainer:
             self.seconds["iterations" if self.seconds["first_batch"] else "first_batch"] += wall
             self._record(run, iteration, wall, pool)
             reason = self.progress.stop_reason(self.learner.steps) or self.info.stop_requested
-            due = self.info.checkpoint_requested or time.monotonic() - saved >= self.config.checkpoint_seconds
+            better = self.best.is_beaten(self.score) or self.info.checkpoint_requested
+            due = better or time.monotonic() - saved >= self.config.checkpoint_seconds
             if due and not reason:
                 self._save(run, with_replay=time.monotonic() >= self.replay_due)
                 saved = time.monotonic()
@@ -300,10 +313,46 @@ class Trainer:
         if episodes:
             run.log_episodes(episodes)
         try:
+            interrupted = not self._evaluate(run)
             self.callbacks.episodes(episodes)
+            if self.evaluated:
+                self.callbacks.evaluation(self.evaluated)
             self.callbacks.iteration()
         finally:
             run.log(self.info.metrics)
+        if interrupted:
+            raise KeyboardInterrupt
+
+    def _evaluate(self, run: Run) -> bool:
+        """Evaluate the policy if it is time to, and add the metrics of that; False if a signal has interrupted it."""
+        steps, progress = self.learner.steps, self.progress
+        self.evaluated = {}
+        before = progress.evaluation["steps"] if progress.evaluation else 0
+        if self.evaluation is None or not self.evaluation.due(steps, before):
+            return True
+        began = time.perf_counter()
+        try:
+            with self.interrupts.allow():
+                found = self.evaluation.run(self.learner.weights())
+        except KeyboardInterrupt:
+            return False
+        finally:
+            seconds = time.perf_counter() - began
+            self.seconds["evaluation"] += seconds
+            progress.evaluation_seconds += seconds
+        self.evaluated = {"iteration": progress.iteration, "steps": steps, **found}
+        progress.evaluation = {"steps": steps, "return_mean": found["return_mean"]}
+        self.info.metrics |= {metric: found[name] for metric, name in METRICS.items()}
+        run.log_evaluation(self.evaluated)
+        return True
+
+    @property
+    def score(self) -> float | None:
+        """The score of a checkpoint that is saved now: the mean of its evaluation, or the score of training if the run
+        is not evaluated."""
+        if self.evaluation is not None:
+            return self.evaluated["return_mean"] if self.evaluated else None
+        return self.progress.score
 
     def _save(self, run: Run, with_replay: bool) -> None:
         """Write a checkpoint, and the replay buffer so rarely that it takes little of the time."""
@@ -316,7 +365,8 @@ class Trainer:
             "algo": self.config.algo,
             "iteration": self.progress.iteration,
             "steps": self.learner.steps,
-            "score": self.progress.score,
+            "score": self.score,
+            "score_of": self.best.kind,
             "policy": self.prepared.policy,
             "algorithm": state.facts,
             "trainer": {**self.progress.state(), "env_changes": self.env.changes},
@@ -324,6 +374,7 @@ class Trainer:
         files = self.prepared.files
         keep = self.config.checkpoint_keep
         path = run.save_checkpoint({**state.arrays, **weights}, manifest, keep, files.save if files else None)
+        self.best.saved(self.score, time.perf_counter() - began)
         if with_replay:
             before = time.monotonic()
             self.pool.save(run.path / layout.REPLAY)
@@ -349,6 +400,7 @@ class Trainer:
         if self.prepared.files is not None:
             self.prepared.files.restore(checkpoint.files)
         self.progress.restore(checkpoint.iteration, checkpoint.manifest["trainer"])
+        self.best.restore([one for one in run.checkpoints() if one.iteration <= checkpoint.iteration])
         reason = self.progress.stop_reason(self.learner.steps)
         if reason:
             how = f"raise it with --stop-{reason}, or give another rule"
@@ -357,7 +409,7 @@ class Trainer:
     def _write_summary(self, run: Run, reason: str, **more: Any) -> dict[str, Any]:
         """Write how the run ended, and return it."""
         seconds, steps = self.progress.seconds, self.learner.steps
-        statistics = self.progress.statistics()
+        statistics, sampling = self.progress.statistics(), seconds - self.progress.evaluation_seconds
         self.info.summary = summary = {
             "run": str(run.path),
             "env": self.source.name,
@@ -369,9 +421,10 @@ class Trainer:
             "steps": steps,
             "episodes": self.progress.episodes,
             "seconds": round(seconds, 3),
-            "steps_per_second": round(steps / seconds, 1) if seconds else 0.0,
+            "steps_per_second": round(steps / sampling, 1) if sampling > 0 else 0.0,
             "return_mean": statistics.get("return_mean"),
             "length_mean": statistics.get("length_mean"),
+            "evaluation": self.progress.evaluation,
             "stop_reason": reason,
             "hosts": dict(self.progress.steps_by_host),  # steps by where they were taken, since this process began
             "breakdown": {name: round(value, 3) for name, value in self.seconds.items()},

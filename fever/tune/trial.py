@@ -36,7 +36,7 @@ REPORT_SECONDS = 1.0  # but at most this long
 SEND_SECONDS = 20.0  # between two copies of a trial's files from another machine to the driver's
 PERTURBATIONS = 8  # parts of a trial's budget; after each it may be copied, or continue from another's copy
 ENDED = ("reward", "steps", "iterations", "time")  # stop reasons of a run that needs no more
-HISTORY = (layout.METRICS, layout.EPISODES)  # what a copy of a run has besides a checkpoint
+HISTORY = (layout.METRICS, layout.EPISODES, layout.EVALUATIONS)  # what a copy of a run has besides a checkpoint
 
 
 @dataclass(frozen=True)
@@ -183,8 +183,7 @@ class Trial(Callback):
                 self.curve.add(row)
         if run.summary is not None and run.summary["stop_reason"] in ENDED and self.curve.row == run.metrics()[-1]:
             return run.summary["stop_reason"]
-        goal = self.curve.stop.reward
-        if goal is not None and last.score is not None and last.score >= goal:
+        if last.met(self.curve.stop) == "reward":
             return "reward"
         return "steps" if self.curve.share >= 1 else ""
 

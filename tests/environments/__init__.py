@@ -39,6 +39,7 @@ from tests.environments.goals import (
     VectorGoals,
     WalkEnv,
 )
+from tests.environments.scenarios import ScenarioEnv
 from tests.environments.tasks import (
     SPACES,
     DictEnv,

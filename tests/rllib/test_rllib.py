@@ -187,6 +187,7 @@ def test_several_agents(ray: Any, tmp_path: Path, policies: str) -> None:
     scores = evaluate(run.checkpoint(), source_of(run), episodes=3)
     assert list(scores.lengths) == [10, 10, 10]
     assert list(evaluate(run.checkpoint(), source_of(run), episodes=3).returns) == list(scores.returns)
+    assert list(evaluate(run.checkpoint(), source_of(run), episodes=2, max_steps=4).lengths) == [4, 4]
     assert record(run.checkpoint(), source_of(run), tmp_path / "film.gif", 20) in scores.returns
 
 
@@ -211,7 +212,8 @@ def test_discrete_observations_are_flattened(ray: Any, tmp_path: Path) -> None:
     checkpoint = result.run.checkpoint()
     weights = checkpoint.arrays("policy/default_policy/")
     assert weights["encoder.actor_encoder.net.mlp.0.weight"].shape == (256, 16)
-    assert len(evaluate(checkpoint, source_of(result.run), episodes=3).returns) == 3
+    scores = evaluate(checkpoint, source_of(result.run), episodes=3, max_steps=2)
+    assert (len(set(scores.seeds)), scores.lengths.max(), scores.distinct) == (3, 2, 1)
     env = gym.make("FrozenLake-v1")
     observation, _ = env.reset(seed=0)
     for _ in range(3):

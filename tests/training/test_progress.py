@@ -37,12 +37,48 @@ def test_an_environment_that_reports_very_much_does_not_flood_the_metrics() -> N
     assert progress.info_means(many).keys() == names.keys()
 
 
+def counted(returns: list[float], window: int = 3) -> Progress:
+    progress = Progress(Stop(window=window))
+    episodes = [Episode(value, 10, 0, {}) for value in returns]
+    progress.count(Iteration([Report(40, episodes, 1, 0, {}, "here")], {}), 40)
+    return progress
+
+
 def test_a_resumed_run_continues_the_counters() -> None:
     before = Progress(Stop(window=3))
     episodes = [Episode(float(number), 10, 0, {}, counts=number != 3) for number in range(4)]
     rows = before.count(Iteration([Report(40, episodes, 1, 0, {}, "here")], {}), 40)
     assert [row["episode"] for row in rows] == [1, 2, 3, 4]
-    assert before.score == before.statistics()["return_mean"] == 1
+    assert before.statistics()["return_mean"] == 1
     after = Progress(Stop(window=3))
     after.restore(before.iteration, before.state())
-    assert (after.iteration, after.episodes, after.generation, after.score) == (1, 4, 1, 1)
+    assert (after.iteration, after.episodes, after.generation) == (1, 4, 1)
+    assert after.statistics() == before.statistics()
+    many = counted([0.0, 9.0] * 60)
+    after.restore(many.iteration, many.state())
+    assert after.score == many.score
+
+
+def test_the_score_is_the_mean_minus_its_standard_error() -> None:
+    assert counted([1.0] * 19).score is None
+    assert counted([5.0] * 20).score == 5
+    returns = [0.0, 1.0] * 10  # standard error sqrt(20 * 0.25 / 19 / 20), more than 2 % of the range: all are taken
+    assert counted(returns).score == pytest.approx(0.5 - (0.25 / 19) ** 0.5)
+
+
+def test_the_score_is_over_more_episodes_where_they_vary() -> None:
+    steady = counted([-1000.0] + [0.0] * 80 + [0.0, 1.0] * 10)  # small beside the range: the last 20 are enough
+    assert steady.score == pytest.approx(0.5 - (0.25 / 19) ** 0.5)
+    noisy = counted([2.0] * 50 + [0.0, 1.0] * 50)  # the last 100, and not the 50 before
+    assert noisy.score == pytest.approx(0.5 - (0.25 / 99) ** 0.5)
+    assert counted([1e9 + value for value in [0.0, 1.0] * 10]).score == pytest.approx(1e9 + 0.3853, abs=1e-3)
+
+
+def test_an_evaluation_decides_whether_the_goal_is_reached() -> None:
+    progress = counted([10.0] * 3)
+    progress.stop = Stop(reward=5, window=3)
+    assert progress.stop_reason(40) == "reward"
+    progress.evaluates = True
+    assert progress.stop_reason(40) == ""
+    progress.evaluation = {"steps": 40, "return_mean": 5.0}
+    assert progress.stop_reason(40) == "reward"

@@ -1,0 +1,100 @@
+"""Evaluation during training, in environments that training never sees; and which policy is the best so far."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+from fever.algos.registry import find_provider
+from fever.config import RunConfig
+from fever.envs.contract import Envs
+from fever.envs.source import EnvContext, EnvSource
+from fever.errors import FeverError
+from fever.policy import Params, Policy
+from fever.runs.checkpoint import EVALUATION, TRAINING, Checkpoint, best_of, difference
+from fever.runs.player import Player
+
+SEED = 2_000_000  # of the episodes; `fever eval` plays others, on which no checkpoint was chosen
+METRICS = {f"eval/{name}": name for name in ("return_mean", "return_std", "length_mean", "seconds")}
+BEST_SHARE = 0.03  # of the time may go into saving checkpoints because their scores of training are the best so far
+
+
+class Evaluation:
+    """Plays `eval_episodes` episodes with the most likely actions every `eval_every` steps, in this process."""
+
+    def __init__(self, config: RunConfig, source: EnvSource, policy: dict[str, Any], workdir: Path) -> None:
+        """Make the environments, which stay open; `policy` is the policy's description, as in checkpoints."""
+        assert config.eval_every is not None
+        if find_provider(config.algo) is not None:
+            raise FeverError(
+                f"--eval-every: {config.algo} has its own evaluation; switch it on with the setting evaluation_interval"
+            )
+        self.every, self.policy = config.eval_every, policy
+        source = EnvSource(source.target, {**source.kwargs, **config.eval_env_kwargs})
+        assert isinstance(config.workers, int)
+        context = EnvContext(max(1, config.workers), workdir)  # an index that no sampler begins with
+        self.player = Player(source, config.eval_episodes, SEED, context)
+        try:
+            self.player.reset()  # some show only then that they have action masks
+            self._check(self.player.envs)
+        except BaseException:
+            self.player.close()
+            raise
+
+    def due(self, steps: int, before: int) -> bool:
+        """Whether a multiple of `eval_every` steps was passed since the last evaluation, after `before` steps."""
+        return steps // self.every > before // self.every
+
+    def run(self, weights: Params) -> dict[str, Any]:
+        """Evaluate these weights; returns the evaluation's row without the counters."""
+        scores = self.player.play(Policy.from_description(self.policy, weights))
+        summary = scores.summary()
+        return {
+            **{name: summary[name] for name in ("return_mean", "return_interval", "return_std", "length_mean")},
+            "returns": scores.returns.tolist(),
+            "lengths": scores.lengths.tolist(),
+            "distinct_starts": scores.distinct,
+            "seconds": round(scores.seconds, 4),
+        }
+
+    def _check(self, envs: Envs) -> None:
+        for which, has in (("observation", envs.observation), ("action", envs.action)):
+            if has != self.policy[which]:
+                where = difference(self.policy[which], has)
+                raise FeverError(f"evaluation's environment has another {which} space than training's: {where}")
+
+    def close(self) -> None:
+        """Close the environments."""
+        self.player.close()
+
+
+class Best:
+    """The score of the best checkpoint so far, and whether a better policy is to be saved at once."""
+
+    def __init__(self, evaluates: bool) -> None:
+        """`evaluates`: scores are of evaluations, otherwise of training."""
+        self.kind = EVALUATION if evaluates else TRAINING
+        self.score = -math.inf
+        self.due = 0.0  # when a checkpoint may be saved again because of its score of training
+
+    def is_beaten(self, score: float | None) -> bool:
+        """Whether to save a policy with this score. One that an evaluation finds as good as the best is saved, too: it
+        has learned for longer. Scores of training change all the time, so these are saved seldom enough."""
+        if score is None:
+            return False
+        if self.kind == EVALUATION:
+            return score >= self.score
+        return score > self.score and time.monotonic() >= self.due
+
+    def saved(self, score: float | None, seconds: float) -> None:
+        """A checkpoint with this score was written, which took so long."""
+        self.score = max(self.score, score) if score is not None else self.score
+        self.due = time.monotonic() + seconds / BEST_SHARE
+
+    def restore(self, checkpoints: list[Checkpoint]) -> None:
+        """Continue with the checkpoints of a run that is resumed."""
+        best = best_of(checkpoints)
+        if best is not None and best.score is not None and best.score_of == self.kind:
+            self.score = best.score
