@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from time import perf_counter
 from typing import Any, ClassVar, Literal
@@ -81,17 +82,21 @@ class OffPolicySettings(OptimizerSettings):
     )  # fmt: skip
 
 
-class OffPolicyAlgorithm:
-    """The loop and the checkpoints of DQN, Ape-X and SAC. A subclass has the mathematics: `update` and `learned`."""
+class OffPolicyAlgorithm(ABC):
+    """The loop and the checkpoints of algorithms that learn from a replay buffer.
 
-    network: Network
-    acting: ClassVar[str]  # the entry of `learned` that holds the weights of the policy that acts, one vector
-    flat: FlatParams  # names and shapes of these weights
+    A subclass has a `Config`, the mathematics in `update`, and a constructor that sets `network`, `flat` and `learned`.
+    """
+
+    Config: Any  # a subclass of OffPolicySettings
+    acting: ClassVar[str] = "actor"  # the entry of `learned` with the weights of the policy that acts, one vector
+    network: Network  # of the policy that acts
+    flat: FlatParams  # names and shapes of its weights
     overlaps = True
     greedy = True  # explore around the best action, not by sampling from the policy
     prioritized = False
-    n_step = 1
-    metric_names: tuple[str, ...] = METRICS
+    n_step = 1  # rewards summed up before bootstrapping
+    metric_names: tuple[str, ...] = METRICS  # of a gradient step; these first
 
     def __init__(self, config: OffPolicySettings, task: Task, max_gradient_norm: float | None = None) -> None:
         require_end(task, config.learning_rate_schedule)
@@ -104,6 +109,7 @@ class OffPolicyAlgorithm:
 
     # what a subclass defines
 
+    @abstractmethod
     def update(
         self, learned: dict[str, Any], batches: Params, inputs: Params, learning_rate: Any
     ) -> tuple[dict[str, Any], Any, Any]:
@@ -111,15 +117,14 @@ class OffPolicyAlgorithm:
 
         Returns the new `learned`, TD errors `[U, B]`, and `metric_names` of each gradient step `[U, ...]`.
         """
-        raise NotImplementedError
 
     def epsilons(self) -> np.ndarray:
-        """Probability of a random action for each explorer `[explorers]`."""
-        raise NotImplementedError
+        """Probability of a random action for each explorer `[explorers]`: 1 during the warm-up, then 0."""
+        return np.full(self.explorers, 1.0 if self.steps < self.config.warmup else 0.0)
 
     def inputs(self, batch: Batch) -> dict[str, Any]:
         """What `update` needs besides the transitions: counters, importance weights, noise."""
-        raise NotImplementedError
+        return {}
 
     # the loop
 
@@ -226,6 +231,17 @@ class OffPolicyAlgorithm:
             "epsilon": float(epsilons.mean()),
             "epsilons": [round(float(epsilon), 5) for epsilon in epsilons],
         }
+
+    # for `update`
+
+    def step(self, learned: dict[str, Any], name: str, gradient: Any, learning_rate: Any) -> dict[str, Any]:
+        """`learned` after one step of the optimiser for its vector of this name. Traceable.
+
+        The optimiser's state is `learned["optimizers"][name]`.
+        """
+        optimizers = learned["optimizers"]
+        vector, state = self.optimizer.step(learned[name], optimizers[name], gradient, learning_rate)
+        return {**learned, name: vector, "optimizers": {**optimizers, name: state}}
 
     # checkpoints; `Experience` saves the buffer
 

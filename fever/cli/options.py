@@ -52,7 +52,7 @@ RUN = {  # what is trained
     ],
     "algo": _option(
         str,
-        "Algorithm, or one of RLlib's such as rllib:SAC.  \\[default: ppo]",
+        "Algorithm, one of RLlib's such as rllib:SAC, or module:Class of your own.  \\[default: ppo]",
         autocompletion=completion.algorithms,
     ),
     "workers": _option(
