@@ -135,6 +135,10 @@ class NetworkSettings(Settings):
         """The hidden layers' widths, or the default ones if they are not set."""
         return self.hidden if self.hidden is not None else () if image else self.default_widths
 
+    def widest(self, image: bool) -> int:
+        """Units of the widest layer that is learned, which decides how many threads the learner uses on a CPU."""
+        return max(self.widths(image), default=0)
+
 
 class Search(Settings):
     """A search for settings: many runs ("trials") on Ray Tune, each with different values."""

@@ -62,6 +62,9 @@ class ActorCriticSettings(OnPolicySettings):
     value_coefficient: float = setting(0.5, "weight of the value loss", "SB3", ge=0)
     entropy_coefficient: float = setting(0.0, "weight of the entropy bonus", "SB3", ge=0)
 
+    def widest(self, image: bool) -> int:
+        return max(super().widest(image), self.recurrent_size if self.recurrent != "none" else 0)
+
     def total_loss(self, policy_loss: Any, value_loss: Any, entropy: Any) -> Any:
         """policy_loss + value_coefficient value_loss - entropy_coefficient entropy"""
         return policy_loss + self.value_coefficient * value_loss - self.entropy_coefficient * entropy

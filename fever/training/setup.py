@@ -64,9 +64,7 @@ def prepare(config: RunConfig, source: EnvSource, say: Callable[[str], None]) ->
     stop = config.stop.or_default(source.reward_threshold)
     config = config.model_copy(update={"workers": workers, "stop": stop, "env": source.name})
     image = observation["type"] == "image"
-    recurrent = getattr(settings, "recurrent", "none") != "none"
-    widths = (*settings.widths(image), getattr(settings, "recurrent_size", 0) if recurrent else 0)
-    limit_learner_threads(not image and max(widths) <= SMALL_WIDTH)
+    limit_learner_threads(not image and settings.widest(image) <= SMALL_WIDTH)
     task = Task(
         name=source.name,
         observation=observation,
