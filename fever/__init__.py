@@ -29,6 +29,7 @@ def train(
     runs: str | Path = "runs",
     name: str | None = None,
     device: str = "auto",
+    start_from: str | Path | None = None,
     progress: bool = False,
     callbacks: Sequence[Callback] = (),
     **settings: Any,
@@ -38,8 +39,8 @@ def train(
     `env` is a Gymnasium id, `"module:Name"`, a class or a factory function. `stop` has any of `reward`, `steps`, `time`
     (`"10m"`), `iterations` and `window`; without it, training ends at the environment's reward threshold or after a
     million steps. The defaults of `workers` and `envs` are 0 (sample in this process) and 8, or RLlib's for
-    `rllib:NAME`. `callbacks` are called during training: see `fever.training.callbacks`. `settings` are the
-    algorithm's, as listed by `fever config ALGO`.
+    `rllib:NAME`. `start_from` is a run, or `RUN:CHECKPOINT`, whose weights this one begins with. `callbacks` are called
+    during training: see `fever.training.callbacks`. `settings` are the algorithm's, as listed by `fever config ALGO`.
 
     Raises `fever.errors.FeverError` for wrong input, and leaves nothing on disk then; `fever.errors.TrainingError` if
     training fails.
@@ -53,6 +54,7 @@ def train(
     values = {
         "env": source.name, "env_kwargs": source.kwargs, "algo": algo, "settings": settings, "seed": seed,
         "stop": stop or {}, "runs": str(runs), "name": name, "device": device,
+        "start_from": None if start_from is None else str(start_from),
     }  # fmt: skip
     values |= {key: value for key, value in {"workers": workers, "envs": envs}.items() if value is not None}
     config = validate(RunConfig, values, "the run")

@@ -186,6 +186,10 @@ class RunConfig(Settings):
     device: Literal["auto", "cpu", "gpu"] = setting("auto", "where the learner runs; samplers never use a GPU")
     runs: str = setting("runs", "folder of run directories")
     name: str | None = setting(None, "name of the run directory; null: environment, algorithm and time")
+    start_from: str | None = setting(
+        None,
+        "RUN or RUN:CHECKPOINT whose weights the run begins with; CHECKPOINT is last, best or an iteration's number",
+    )
     checkpoint_seconds: Duration = setting(10.0, "seconds between checkpoints; the last one is written at the end")
     checkpoint_keep: int = setting(3, "number of latest checkpoints that are kept, besides the best", gt=0)
     search: Search | None = setting(

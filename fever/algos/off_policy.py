@@ -18,6 +18,7 @@ from fever.algos.base import (
     State,
     Stopwatch,
     Task,
+    fitting,
     require_finite,
     sampler_spec,
 )
@@ -92,6 +93,7 @@ class OffPolicyAlgorithm(ABC):
     acting: ClassVar[str] = "actor"  # the entry of `learned` with the weights of the policy that acts, one vector
     network: Network  # of the policy that acts
     flat: FlatParams  # names and shapes of its weights
+    fresh: tuple[str, ...] = ("optimizer", "optimizers")  # entries of `learned` that no other run's replace
     overlaps = True
     greedy = True  # explore around the best action, not by sampling from the policy
     prioritized = False
@@ -262,6 +264,27 @@ class OffPolicyAlgorithm(ABC):
         self.learned = {**rest, self.acting: jnp.asarray(self.flat.pack(weights))}
         self.steps, self.updates = state.facts["steps"], state.facts["updates"]
         self.rng.bit_generator.state = state.facts["rng"]
+
+    def take_weights(self, weights: Params, arrays: dict[str, np.ndarray]) -> tuple[list[str], list[str]]:
+        """Begin with another run's weights, as `TakesWeights` says: those of the policy that acts, and the entries of
+        `learned` that are not in `fresh`. A target network that nothing fits stays a copy, as it was at the start."""
+        own = self.flat.unpack(np.asarray(self.learned[self.acting]))
+        taken = fitting(own, weights)
+        learned = {self.acting: jnp.asarray(self.flat.pack({**own, **taken}))}
+        names, left = [*taken], [name for name in own if name not in taken]
+        for entry, value in self._rest().items():
+            drawn = named_arrays("learned", {entry: value})
+            same = [other for other in learned if self.learned[other] is value]
+            if entry in self.fresh:
+                learned[entry] = value
+            elif len(fitting(drawn, arrays)) == len(drawn):
+                learned[entry] = from_named_arrays("learned", {entry: value}, arrays)[entry]
+                names.append(entry)
+            else:
+                learned[entry] = learned[same[0]] if same else value
+                left += [] if same else [entry]
+        self.learned = {name: learned[name] for name in self.learned}
+        return names, left
 
     def _rest(self) -> dict[str, Any]:
         """All of `learned` but the weights of the policy that acts."""

@@ -18,6 +18,7 @@ from fever.algos.base import (
     Stopwatch,
     Task,
     build_network,
+    fitting,
     require_finite,
     sampler_spec,
 )
@@ -160,6 +161,16 @@ class OnPolicyAlgorithm(ABC):
         for name in self.counters:
             setattr(self, name, state.facts[name])
         self.rng.bit_generator.state = state.facts["rng"]
+
+    def take_weights(self, weights: Params, arrays: dict[str, np.ndarray]) -> tuple[list[str], list[str]]:
+        """Begin with another run's weights, as `TakesWeights` says, and with its running statistics: of observations,
+        which the policy needs, and of returns, whose deviation is the unit of the values."""
+        own = self.flat.unpack(np.asarray(self.params))
+        taken = fitting(own, weights)
+        self.params = jnp.asarray(self.flat.pack({**own, **taken}))
+        if "returns/count" in arrays:
+            self.normalizer.restore(arrays)
+        return [*taken], [name for name in own if name not in taken]
 
 
 def shuffled_minibatches(rng: np.random.Generator, rows: int, size: int, epochs: int) -> np.ndarray:

@@ -51,11 +51,17 @@ class Checkpoint:
         kept = self.manifest["trainer"]
         return stop_reason(stop, kept["returns"], self.manifest["steps"], self.iteration, kept["seconds"])
 
-    def check_spaces(self, observation: Description, action: Description, name: str) -> None:
-        """Raise `FeverError` if the environment of this name has other spaces than the policy was made for."""
+    def check_spaces(self, observation: Description, action: Description, name: str, bounds: bool = True) -> None:
+        """Raise `FeverError` if the environment of this name has other spaces than the policy was made for.
+
+        With `bounds` false, those of observations may differ: no network depends on them.
+        """
         for which, has in (("observation", observation), ("action", action)):
-            if has != self.manifest["policy"][which]:
-                raise FeverError(f"the checkpoint {self.path} was made for another {which} space than {name} has")
+            differs = difference(self.manifest["policy"][which], has, bounds or which == "action")
+            if differs:
+                raise FeverError(
+                    f"the checkpoint {self.path} was made for another {which} space than {name} has: {differs}"
+                )
 
     def require(self, trust: bool) -> None:
         """Raise `FeverError` if resuming reads pickles that the user does not trust. A requeued job trusts its own."""
@@ -98,6 +104,38 @@ class Checkpoint:
         if self.provider is not None:
             return self.provider.load_policy(self)
         return Policy.from_description(self.manifest["policy"], self.arrays(WEIGHTS_PREFIX))
+
+
+def difference(there: Description, here: Description, bounds: bool = True) -> str:
+    """Where two spaces differ, in words; empty if they do not. `bounds`: whether those of boxes count."""
+    if there.get("type") != here.get("type"):
+        return f"it is {there.get('type')} there and {here.get('type')} here"
+    for field in dict.fromkeys([*there, *here]):
+        old, new = there.get(field), here.get(field)
+        if old == new or (field in ("low", "high") and not bounds):
+            continue
+        if field in ("low", "high"):
+            return "its bounds differ"
+        if field == "observation":  # beside an action mask
+            if inner := difference(old or {}, new or {}, bounds):
+                return inner
+        elif field == "spaces":
+            if inner := _different_part(old, new, bounds):
+                return inner
+        else:
+            return f"its {field} is {old} there and {new} here"
+    return ""
+
+
+def _different_part(there: Any, here: Any, bounds: bool) -> str:
+    """The first of the parts of two Dict or Tuple spaces that differs, in words."""
+    old, new = (dict(one) if isinstance(one, dict) else dict(enumerate(one)) for one in (there, here))
+    for key in dict.fromkeys([*old, *new]):
+        if key not in old or key not in new:
+            return f"part {key!r} is only {'there' if key in old else 'here'}"
+        if inner := difference(old[key], new[key], bounds):
+            return f"in part {key!r}, {inner}"
+    return ""
 
 
 def best_of(checkpoints: list[Checkpoint]) -> Checkpoint | None:

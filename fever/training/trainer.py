@@ -105,6 +105,10 @@ class Trainer:
         from fever.training.setup import prepare
 
         self.prepared = prepare(config, self.source, self.display.message)
+        if config.start_from is not None and run is None:  # a resumed run has its own weights
+            from fever.training.start_from import take_weights
+
+            self.prepared = take_weights(self.prepared, self.display.message)
         self.config, self.learner = self.prepared.config, self.prepared.learner
         self.listeners = (*callbacks, TensorBoard(), self.display)  # fever's own see the metrics of all others
         self.progress = Progress(self.config.stop)
