@@ -48,6 +48,7 @@ def train(
     runs: str | Path = "runs",
     name: str | None = None,
     device: str = "auto",
+    start_from: str | Path | None = None,
     eval_every: int | str | None = None,
     eval_episodes: int = 10,
     eval_env_kwargs: dict[str, Any] | None = None,
@@ -60,9 +61,10 @@ def train(
     `env` is a Gymnasium id, `"module:Name"`, a class or a factory function. `stop` has any of `reward`, `steps`, `time`
     (`"10m"`), `iterations` and `window`; without it, training ends at the environment's reward threshold or after a
     million steps. The defaults of `workers` and `envs` are 0 (sample in this process) and 8, or RLlib's for
-    `rllib:NAME`. `eval_every` (`20_000`, `"20k"`) is the number of steps between evaluations, in environments of their
-    own, whose arguments `eval_env_kwargs` changes. `progress` shows a live panel, also in a notebook. `callbacks` are called during training: see
-    `fever.training.callbacks`. `settings` are the algorithm's, as listed by `fever config ALGO`.
+    `rllib:NAME`. `start_from` is a run, or `RUN:CHECKPOINT`, whose weights this one begins with. `eval_every`
+    (`20_000`, `"20k"`) is the number of steps between evaluations, in environments of their own, whose arguments
+    `eval_env_kwargs` changes. `progress` shows a live panel, also in a notebook. `callbacks` are called during
+    training: see `fever.training.callbacks`. `settings` are the algorithm's, as listed by `fever config ALGO`.
 
     Ctrl-C, or a notebook's interrupt, saves and returns; `result.stop_reason` is `interrupted` then. Raises
     `fever.errors.FeverError` for wrong input, and leaves nothing on disk then; `fever.errors.TrainingError` if
@@ -73,6 +75,7 @@ def train(
 
     source = EnvSource(env, env_kwargs or {})
     values = _values(source, algo, settings, seed, stop, runs, name, device, workers=workers, envs=envs)
+    values |= {"start_from": None if start_from is None else str(start_from)}
     values |= {"eval_every": eval_every, "eval_episodes": eval_episodes, "eval_env_kwargs": eval_env_kwargs or {}}
     config = validate(RunConfig, values, "the run")
     _check_names(train, config)

@@ -71,6 +71,7 @@ COMMON_NAMES = {  # other libraries' name of a setting -> fever's; of several, t
     "grad_clip": "max_gradient_norm", "buffer_size": "buffer", "learning_starts": "warmup", "tau": "polyak",
     "n_envs": "--envs", "num_envs": "--envs", "num_workers": "--workers", "total_timesteps": "--stop-steps",
 }  # fmt: skip
+LIBRARIES = ("rllib",)  # prefixes of other libraries' algorithms, which names of run directories keep
 DEFAULT_ENVS = 8  # environments per worker
 DEFAULT_STEPS = 1_000_000  # environment steps, for a run without any stop rule
 
@@ -157,6 +158,10 @@ class NetworkSettings(Settings):
             return self.hidden
         return () if image or self.network is not None else self.default_widths
 
+    def widest(self, image: bool) -> int:
+        """Units of the widest layer that is learned, which decides how many threads the learner uses on a CPU."""
+        return max(self.widths(image), default=0)
+
 
 class Search(Settings):
     """A search for settings: many runs ("trials") on Ray Tune, each with different values."""
@@ -189,7 +194,7 @@ class RunConfig(Settings):
 
     env: str = setting(..., 'environment: a Gymnasium id, "module:Id-v0", or "module:Name" of a class or factory')
     env_kwargs: dict[str, Any] = setting({}, "keyword arguments of the environment's constructor")
-    algo: str = setting("ppo", "algorithm; `fever config` lists them")
+    algo: str = setting("ppo", 'algorithm; `fever config` lists them; or "module:Class" of one of your own')
     settings: dict[str, Any] = setting({}, "the algorithm's own settings; `fever config ALGO` lists them")
     workers: Annotated[int, Field(ge=0)] | Literal["auto", "all"] | None = setting(
         None, "sampler processes; 0: sample in this process, auto: measure and decide, all: one for every core; "
@@ -204,6 +209,10 @@ class RunConfig(Settings):
     device: Literal["auto", "cpu", "gpu"] = setting("auto", "where the learner runs; samplers never use a GPU")
     runs: str = setting("runs", "folder of run directories")
     name: str | None = setting(None, "name of the run directory; null: environment, algorithm and time")
+    start_from: str | None = setting(
+        None,
+        "RUN or RUN:CHECKPOINT whose weights the run begins with; CHECKPOINT is last, best or an iteration's number",
+    )
     checkpoint_seconds: Duration = setting(10.0, "seconds between checkpoints; the last one is written at the end")
     checkpoint_keep: int = setting(3, "number of latest checkpoints that are kept, besides the best", gt=0)
     callbacks: tuple[str, ...] = setting(
@@ -223,8 +232,9 @@ class RunConfig(Settings):
     def stem(self) -> str:
         """Environment and algorithm, which names of run directories begin with."""
         env = re.sub(r"[^\w.+-]+", "-", self.env.rpartition(":")[2]).strip("-").lower()
-        parts = self.algo.lower().split(":")  # rllib:PPO, or rllib:module:Name
-        return "-".join([env, *dict.fromkeys((parts[0], parts[-1]))])
+        first, *others = self.algo.lower().split(":")  # ppo, module:Class, rllib:PPO, or rllib:module:Class
+        library = [first] if others and first in LIBRARIES else []
+        return "-".join([env, *library, [first, *others][-1]])
 
     def names(self) -> list[str]:
         """The environment, callbacks, and settings that may name something of the user's, as `module:Name`."""

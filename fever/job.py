@@ -3,6 +3,7 @@
     job/
       job.json         the kind of job and its settings
       run.yaml         what is trained
+      start_from/      on other machines: the checkpoint whose weights the run begins with, if it has one
       script.sh        what the scheduler runs
       started.json     when the script began
       ranks/K.json     rank K: host, addresses, cores, versions
@@ -46,6 +47,7 @@ RECORD, RUN, SCRIPT, LOG = "job.json", "run.yaml", "script.sh", "log.txt"  # fil
 STARTED, BREAKDOWN, EXIT, REPORT = "started.json", "breakdown.json", "exit.json", "scheduler.txt"
 PLAN, HEAD, ALIVE, STOP, TOKEN = "plan.json", "head.json", "alive", "stop", "token"
 RANKS, LEFT, CONNECTED, NODES = "ranks", "left", "connected", "nodes"  # and its subfolders
+START = "start_from"
 TRANSIENT = (RANKS, LEFT, PLAN, HEAD, ALIVE, STOP, TOKEN)  # removed when the job ends
 
 

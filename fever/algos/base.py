@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -99,8 +99,22 @@ class Learner(Protocol):
         ...
 
 
+@runtime_checkable
+class TakesWeights(Protocol):
+    """A learner that can begin with the weights of another run (`--from`)."""
+
+    def take_weights(self, weights: Params, arrays: dict[str, np.ndarray]) -> tuple[list[str], list[str]]:
+        """Take those of another learner's `weights()`, and of the arrays of its `state()`, whose names and shapes fit.
+
+        Optimiser, counters and random generator stay fresh. Returns the names of what was taken, and of what fits
+        nothing and stays as it was drawn.
+        """
+        ...
+
+
 class Algorithm(Learner, Protocol):
-    """An algorithm of fever. It does not import Ray, and does not depend on where its workers run."""
+    """An algorithm of fever, or of the user's: docs/algorithms.md. It does not import Ray, and does not depend on where
+    its workers run. Both of fever's bases are `TakesWeights`, too."""
 
     Config: ClassVar[type[NetworkSettings]]
     overlaps: ClassVar[bool]  # whether workers sample while it learns
@@ -127,6 +141,11 @@ class Stopwatch:
                 yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - begin
+
+
+def fitting(own: Params, others: Params) -> Params:
+    """Those of another network's arrays that have the name and shape of one of `own`."""
+    return {name: others[name] for name in own if name in others and others[name].shape == own[name].shape}
 
 
 def sampler_spec(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from time import perf_counter
 from typing import Any, ClassVar, Literal
@@ -17,6 +18,7 @@ from fever.algos.base import (
     State,
     Stopwatch,
     Task,
+    fitting,
     require_finite,
     sampler_spec,
 )
@@ -91,17 +93,22 @@ class OffPolicySettings(OptimizerSettings):
     )  # fmt: skip
 
 
-class OffPolicyAlgorithm:
-    """The loop and the checkpoints of DQN, Ape-X and SAC. A subclass has the mathematics: `update` and `learned`."""
+class OffPolicyAlgorithm(ABC):
+    """The loop and the checkpoints of algorithms that learn from a replay buffer.
 
-    network: Network
-    acting: ClassVar[str]  # the entry of `learned` that holds the weights of the policy that acts, one vector
-    flat: FlatParams  # names and shapes of these weights
+    A subclass has a `Config`, the mathematics in `update`, and a constructor that sets `network`, `flat` and `learned`.
+    """
+
+    Config: Any  # a subclass of OffPolicySettings
+    acting: ClassVar[str] = "actor"  # the entry of `learned` with the weights of the policy that acts, one vector
+    network: Network  # of the policy that acts
+    flat: FlatParams  # names and shapes of its weights
+    fresh: tuple[str, ...] = ("optimizer", "optimizers")  # entries of `learned` that no other run's replace
     overlaps = True
     greedy = True  # explore around the best action, not by sampling from the policy
     prioritized = False
-    n_step = 1
-    metric_names: tuple[str, ...] = METRICS
+    n_step = 1  # rewards summed up before bootstrapping
+    metric_names: tuple[str, ...] = METRICS  # of a gradient step; these first
 
     def __init__(self, config: OffPolicySettings, task: Task, max_gradient_norm: float | None = None) -> None:
         require_end(task, config.learning_rate_schedule)
@@ -118,6 +125,7 @@ class OffPolicyAlgorithm:
 
     # what a subclass defines
 
+    @abstractmethod
     def update(
         self, learned: dict[str, Any], batches: Params, inputs: Params, learning_rate: Any
     ) -> tuple[dict[str, Any], Any, Any]:
@@ -125,15 +133,14 @@ class OffPolicyAlgorithm:
 
         Returns the new `learned`, TD errors `[U, B]`, and `metric_names` of each gradient step `[U, ...]`.
         """
-        raise NotImplementedError
 
     def epsilons(self) -> np.ndarray:
-        """Probability of a random action for each explorer `[explorers]`."""
-        raise NotImplementedError
+        """Probability of a random action for each explorer `[explorers]`: 1 during the warm-up, then 0."""
+        return np.full(self.explorers, 1.0 if self.steps < self.config.warmup else 0.0)
 
     def inputs(self, batch: Batch) -> dict[str, Any]:
         """What `update` needs besides the transitions: counters, importance weights, noise."""
-        raise NotImplementedError
+        return {}
 
     # the loop
 
@@ -251,6 +258,17 @@ class OffPolicyAlgorithm:
             "epsilons": [round(float(epsilon), 5) for epsilon in epsilons],
         }
 
+    # for `update`
+
+    def step(self, learned: dict[str, Any], name: str, gradient: Any, learning_rate: Any) -> dict[str, Any]:
+        """`learned` after one step of the optimiser for its vector of this name. Traceable.
+
+        The optimiser's state is `learned["optimizers"][name]`.
+        """
+        optimizers = learned["optimizers"]
+        vector, state = self.optimizer.step(learned[name], optimizers[name], gradient, learning_rate)
+        return {**learned, name: vector, "optimizers": {**optimizers, name: state}}
+
     # checkpoints; `Experience` saves the buffer
 
     def weights(self) -> Params:
@@ -270,6 +288,27 @@ class OffPolicyAlgorithm:
         self.learned = {**rest, self.acting: jnp.asarray(self.flat.pack(weights))}
         self.steps, self.updates = state.facts["steps"], state.facts["updates"]
         self.rng.bit_generator.state = state.facts["rng"]
+
+    def take_weights(self, weights: Params, arrays: dict[str, np.ndarray]) -> tuple[list[str], list[str]]:
+        """Begin with another run's weights, as `TakesWeights` says: those of the policy that acts, and the entries of
+        `learned` that are not in `fresh`. A target network that nothing fits stays a copy, as it was at the start."""
+        own = self.flat.unpack(np.asarray(self.learned[self.acting]))
+        taken = fitting(own, weights)
+        learned = {self.acting: jnp.asarray(self.flat.pack({**own, **taken}))}
+        names, left = [*taken], [name for name in own if name not in taken]
+        for entry, value in self._rest().items():
+            drawn = named_arrays("learned", {entry: value})
+            same = [other for other in learned if self.learned[other] is value]
+            if entry in self.fresh:
+                learned[entry] = value
+            elif len(fitting(drawn, arrays)) == len(drawn):
+                learned[entry] = from_named_arrays("learned", {entry: value}, arrays)[entry]
+                names.append(entry)
+            else:
+                learned[entry] = learned[same[0]] if same else value
+                left += [] if same else [entry]
+        self.learned = {name: learned[name] for name in self.learned}
+        return names, left
 
     def _rest(self) -> dict[str, Any]:
         """All of `learned` but the weights of the policy that acts."""

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fever.algos.base import LEARNER_STREAM, SamplingContext, State, Task, build_network, require_finite, sampler_spec
+from fever.algos.base import (
+    LEARNER_STREAM,
+    Iteration,
+    SamplingContext,
+    State,
+    Stopwatch,
+    Task,
+    build_network,
+    fitting,
+    require_finite,
+    sampler_spec,
+)
 from fever.algos.flat_params import FlatParams
 from fever.algos.normalize import Normalizer
 from fever.algos.optimizer import (
@@ -24,6 +37,7 @@ from fever.algos.returns import gae
 from fever.config import setting
 from fever.policy import Network, Params, distribution_for
 from fever.sampling.spec import Fragment, SamplerSpec
+from fever.sampling.workers import make_workers
 
 IMAGE_CHUNK = 32  # rows of images whose patches stay in a CPU's cache
 
@@ -49,17 +63,23 @@ class ActorCriticSettings(OnPolicySettings):
     value_coefficient: float = setting(0.5, "weight of the value loss", "SB3", ge=0)
     entropy_coefficient: float = setting(0.0, "weight of the entropy bonus", "SB3", ge=0)
 
+    def widest(self, image: bool) -> int:
+        return max(super().widest(image), self.recurrent_size if self.recurrent != "none" else 0)
+
     def total_loss(self, policy_loss: Any, value_loss: Any, entropy: Any) -> Any:
         """policy_loss + value_coefficient value_loss - entropy_coefficient entropy"""
         return policy_loss + self.value_coefficient * value_loss - self.entropy_coefficient * entropy
 
 
-class OnPolicyAlgorithm:
+class OnPolicyAlgorithm(ABC):
     """A network whose weights are one vector, its optimiser, and running statistics of observations and returns.
 
-    A subclass has the loop `train` and the mathematics of an update.
+    A subclass has a `Config` and the mathematics in `learn`. The loop takes one fragment of every worker; one that
+    samples in another way has its own `start` and `train`.
     """
 
+    Config: Any  # a subclass of OnPolicySettings
+    overlaps = False  # whether workers sample while it learns
     counters: ClassVar[tuple[str, ...]] = ("steps",)  # attributes that a checkpoint keeps
     adam_epsilon: ClassVar[float] = 1e-5  # SB3
     learning_rate_name: ClassVar[str] = "learning_rate"  # the setting that an error message names
@@ -71,6 +91,7 @@ class OnPolicyAlgorithm:
         """`network` has more fields of the network, for example `recurrent`."""
         require_end(task, config.learning_rate_schedule)
         self.config, self.task = config, task
+        self.fragments = max(1, task.workers)  # in a batch
         log_std = config.log_std if task.action["type"] == "box" else None
         self.network = build_network(config, task, log_std=log_std, **network)
         self.distribution = distribution_for(task.action)
@@ -81,6 +102,27 @@ class OnPolicyAlgorithm:
         self.optimizer = Optimizer(config, max_gradient_norm, self.adam_epsilon)
         self.optimizer_state = self.optimizer.init(self.params)
         self.normalizer = Normalizer(self.network, config.normalize_observations, config.normalize_rewards)
+
+    @abstractmethod
+    def learn(self, fragments: list[Fragment]) -> dict[str, float]:
+        """The updates of one iteration from `self.fragments` fragments; ends with `finish`. Returns metrics."""
+
+    def start(self, place: SamplingContext) -> Any:
+        """Samplers of fragments."""
+        task = self.task
+        return make_workers(self.sampler_spec(place), task.observation, task.action, task.workers, place.generation)
+
+    def train(self, pool: Any) -> Iterator[Iteration]:
+        """The training loop: broadcast, collect, learn, for ever."""
+        while True:
+            stopwatch = Stopwatch()
+            with stopwatch("transfer"):
+                pool.broadcast(self.weights())
+            with stopwatch("sample"):
+                fragments = pool.collect(self.fragments)
+            with stopwatch("learn"):
+                metrics = self.learn(fragments)
+            yield Iteration(list(fragments), metrics, stopwatch.seconds)
 
     def sampler_spec(self, place: SamplingContext) -> SamplerSpec:
         """How workers sample fragments of `config.steps` steps."""
@@ -119,6 +161,16 @@ class OnPolicyAlgorithm:
         for name in self.counters:
             setattr(self, name, state.facts[name])
         self.rng.bit_generator.state = state.facts["rng"]
+
+    def take_weights(self, weights: Params, arrays: dict[str, np.ndarray]) -> tuple[list[str], list[str]]:
+        """Begin with another run's weights, as `TakesWeights` says, and with its running statistics: of observations,
+        which the policy needs, and of returns, whose deviation is the unit of the values."""
+        own = self.flat.unpack(np.asarray(self.params))
+        taken = fitting(own, weights)
+        self.params = jnp.asarray(self.flat.pack({**own, **taken}))
+        if "returns/count" in arrays:
+            self.normalizer.restore(arrays)
+        return [*taken], [name for name in own if name not in taken]
 
 
 def shuffled_minibatches(rng: np.random.Generator, rows: int, size: int, epochs: int) -> np.ndarray:

@@ -1,19 +1,18 @@
 """Proximal policy optimisation (Schulman et al. 2017), one jitted call per iteration.
 
-The loop is `PPO.train`, the loss is `PPO._loss`; `PPO._update` computes advantages and runs all epochs and minibatches
-on the learner's device. A batch is T steps of B environments (B = environments of all workers).
+The loop is `OnPolicyAlgorithm.train`, the loss is `PPO._loss`; `PPO._update` computes advantages and runs all epochs
+and minibatches on the learner's device. A batch is T steps of B environments (B = environments of all workers).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fever.algos.base import Iteration, SamplingContext, Stopwatch, Task
+from fever.algos.base import Task
 from fever.algos.on_policy import (
     IMAGE_CHUNK,
     ActorCriticSettings,
@@ -30,7 +29,6 @@ from fever.config import setting
 from fever.errors import FeverError
 from fever.policy import Params
 from fever.sampling.spec import Fragment
-from fever.sampling.workers import Workers, make_workers
 
 STEP_METRICS = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "gradient_norm", "updates")
 KL = STEP_METRICS.index("kl")
@@ -66,14 +64,12 @@ class PPO(OnPolicyAlgorithm):
     """Clipped policy gradients on batches of fragments."""
 
     Config = PPOConfig
-    overlaps = False
     config: PPOConfig
 
     def __init__(self, config: PPOConfig, task: Task) -> None:
         recurrent = {"recurrent": config.recurrent, "recurrent_size": config.recurrent_size}
         super().__init__(config, task, config.max_gradient_norm, **recurrent)
         require_end(task, config.clip_schedule)
-        self.fragments = max(1, task.workers)
         batch = config.steps * task.envs * self.fragments
         self.minibatch = min(config.minibatch or batch, batch)
         self._check_sizes()
@@ -96,23 +92,6 @@ class PPO(OnPolicyAlgorithm):
                 f"minibatch={self.minibatch} does not divide the batch of {envs} environments x {config.steps} steps"
                 f" = {batch}; minibatch={fitting} does"
             )
-
-    def start(self, place: SamplingContext) -> Workers:
-        """Samplers of fragments."""
-        task = self.task
-        return make_workers(self.sampler_spec(place), task.observation, task.action, task.workers, place.generation)
-
-    def train(self, workers: Workers) -> Iterator[Iteration]:
-        """The training loop: broadcast, collect, learn, for ever."""
-        while True:
-            stopwatch = Stopwatch()
-            with stopwatch("transfer"):
-                workers.broadcast(self.weights())
-            with stopwatch("sample"):
-                fragments = workers.collect(self.fragments)
-            with stopwatch("learn"):
-                metrics = self.learn(fragments)
-            yield Iteration(list(fragments), metrics, stopwatch.seconds)
 
     def learn(self, fragments: list[Fragment]) -> dict[str, float]:
         """One iteration's updates from exactly `self.fragments` fragments. Returns metrics."""

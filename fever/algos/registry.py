@@ -1,4 +1,4 @@
-"""Algorithms by name: fever's own, and those of other libraries, whose names have a prefix such as `rllib:PPO`.
+"""Algorithms by name: fever's own, the user's as `module:Class`, and other libraries' with a prefix, `rllib:PPO`.
 
 What a name stands for is imported when it is asked for, so that commands start without JAX, Ray and PyTorch.
 """
@@ -34,6 +34,9 @@ ALGORITHMS = {
     "sac": "fever.algos.sac:SAC",
 }
 PROVIDERS = {"rllib": "fever.rllib.provider:RllibProvider"}  # prefix of the names -> the class that serves them
+
+METHODS = ("start", "train", "weights", "state", "restore")  # of an algorithm
+INTERFACE = "docs/algorithms.md shows what an algorithm has"
 
 
 class Provider(Protocol):
@@ -109,17 +112,47 @@ def without_prefix(algo: str) -> str:
 
 
 def find_algorithm(name: str) -> type[Algorithm]:
-    """The class of one of fever's own algorithms."""
-    if name not in ALGORITHMS:
-        close = difflib.get_close_matches(name, ALGORITHMS, n=1)
-        hint = f"did you mean {close[0]}? Choose" if close else "choose"
-        names = f"{', '.join(ALGORITHMS)}, or one of RLlib's such as rllib:PPO"
-        raise FeverError(f"{name} is not a known algorithm; {hint} one of {names}")
-    return _load(ALGORITHMS[name])
+    """The class of one of fever's own algorithms, or the user's that `module:Class` names.
+
+    Raises FeverError if there is none, if its module cannot be imported, or if the class is not an `Algorithm`.
+    """
+    if name in ALGORITHMS:
+        return _load(ALGORITHMS[name])
+    module, colon, _ = name.rpartition(":")
+    if not colon or difflib.get_close_matches(module, PROVIDERS, cutoff=0.8):  # rlib:PPO
+        raise FeverError(_unknown(name))
+    from fever.plugins.names import import_name
+
+    found = import_name(name)
+    if not isinstance(found, type):
+        raise FeverError(f"{name} is not a class; {INTERFACE}")
+    if missing := missing_parts(found):
+        raise FeverError(f"{name} is not an algorithm: it lacks {', '.join(missing)}; {INTERFACE}")
+    return found
+
+
+def missing_parts(found: type) -> list[str]:
+    """What a class lacks of `fever.algos.base.Algorithm`, in words. Whether its objects have the attributes `network`
+    and `steps` is seen when one is made."""
+    from fever.config import NetworkSettings
+
+    config = getattr(found, "Config", None)
+    fits = isinstance(config, type) and issubclass(config, NetworkSettings)
+    missing = [] if fits else ["Config (a subclass of fever.config.NetworkSettings)"]
+    missing += [f"{name}()" for name in METHODS if not callable(getattr(found, name, None))]
+    missing += [] if isinstance(getattr(found, "overlaps", None), bool) else ["overlaps (True or False)"]
+    return missing + [f"{name}()" for name in sorted(getattr(found, "__abstractmethods__", ()))]
+
+
+def _unknown(name: str) -> str:
+    close = difflib.get_close_matches(name, ALGORITHMS, n=1)
+    hint = f"did you mean {close[0]}? Choose" if close else "choose"
+    others = "one of RLlib's such as rllib:PPO, or your own as module:Class"
+    return f"{name} is not a known algorithm; {hint} one of {', '.join(ALGORITHMS)}, {others}"
 
 
 def config_of(name: str) -> type[NetworkSettings]:
-    """The settings of one of fever's own algorithms."""
+    """The settings of an algorithm that no provider has."""
     return find_algorithm(name).Config
 
 

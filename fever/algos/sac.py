@@ -75,6 +75,7 @@ class SAC(OffPolicyAlgorithm):
         actor = self.network.init(self.rng)
         self.flat, self.critics = FlatParams(actor), FlatParams(critics)
         start = jnp.log(config.temperature or 1.0)
+        self.fresh = self.fresh if config.temperature is None else (*self.fresh, "temperature")
         vectors = {
             "actor": jnp.asarray(self.flat.pack(actor)),
             "critics": jnp.asarray(self.critics.pack(critics)),

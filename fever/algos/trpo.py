@@ -73,7 +73,6 @@ class TRPO(OnPolicyAlgorithm):
     """Natural policy gradients with a step as long as the trust region allows."""
 
     Config = TRPOConfig
-    overlaps = False
     counters = ("steps", "rollouts", "refused", "rows")
     adam_epsilon = 1e-8
     learning_rate_name = "value_learning_rate"

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from functools import cache
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,7 @@ def algorithms(incomplete: str) -> list[str]:
 def settings(ctx: Any, incomplete: str) -> Candidates:
     """`name=` of every setting of the chosen algorithm."""
     algo = ctx.params.get("algo") or "ppo"
-    found = setting_names(algo) if algo in ALGORITHMS else {}
+    found = setting_names(algo) if algo in ALGORITHMS or ":" in algo else {}
     return [(f"{name}=", meaning) for name, meaning in found.items() if name.startswith(incomplete)]
 
 
@@ -59,7 +61,7 @@ def jobs(incomplete: str) -> list[str]:
 
 def setting_names(algo: str) -> dict[str, str]:
     """Names and meanings of an algorithm's settings, read from its source: importing it would import JAX."""
-    module, _, name = ALGORITHMS[algo].partition(":")
+    module, _, name = ALGORITHMS.get(algo, algo).rpartition(":")
     for where, found in _lineage(module, name):
         for statement in found.body:
             match statement:
@@ -86,7 +88,7 @@ def _fields(module: str, name: str) -> dict[str, str]:
 
 
 def _lineage(module: str, name: str) -> Iterator[tuple[str, ast.ClassDef]]:
-    """A class and its bases as (module, definition), wherever fever defines them."""
+    """A class and its bases as (module, definition), where they are in the same package or in fever."""
     for statement in _statements(module):
         match statement:
             case ast.ClassDef(name=found, bases=bases) if found == name:
@@ -94,17 +96,41 @@ def _lineage(module: str, name: str) -> Iterator[tuple[str, ast.ClassDef]]:
                 for base in bases:
                     if isinstance(base, ast.Name):
                         yield from _lineage(module, base.id)
-            case ast.ImportFrom(module=str(source)) if source.startswith("fever") and any(
-                alias.name == name for alias in statement.names
-            ):
-                yield from _lineage(source, name)
+            case ast.ImportFrom() if any(alias.name == name for alias in statement.names):
+                source = _imported(module, statement)
+                if source.partition(".")[0] in ("fever", module.partition(".")[0]):
+                    yield from _lineage(source, name)
+
+
+def _imported(module: str, statement: ast.ImportFrom) -> str:
+    """The module that a statement in another one imports from: `.settings` in `package.algos` is `package.settings`."""
+    if not statement.level:
+        return str(statement.module)
+    source, parts = _source(module), module.split(".")
+    inside = statement.level - (source is not None and source.name == "__init__.py")  # a package is its own parent
+    return ".".join([*parts[: len(parts) - inside], *filter(None, [statement.module])])
 
 
 @cache
 def _statements(module: str) -> list[ast.stmt]:
-    path = Path(__file__).parents[2].joinpath(*module.split("."))
-    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    return ast.parse(path.read_text()).body
+    """The statements of a module; none if it cannot be read."""
+    try:
+        return ast.parse(Path(str(_source(module))).read_text()).body
+    except (OSError, SyntaxError, ValueError):
+        return []
+
+
+@cache
+def _source(module: str) -> Path | None:
+    """The file of a module, found as Python finds it but without importing its package."""
+    places: Any = [str(Path(__file__).parents[2]), "", *sys.path]
+    origin, parts = None, module.split(".")
+    for end in range(1, len(parts) + 1):
+        spec = PathFinder.find_spec(".".join(parts[:end]), places)
+        if spec is None:
+            return None
+        origin, places = spec.origin, spec.submodule_search_locations or []
+    return Path(origin) if origin else None
 
 
 def mend_scripts() -> None:

@@ -115,6 +115,10 @@ def tune(
 def _begin(command: str, options: dict[str, Any], place: dict[str, Any], quiet: bool, as_json: bool) -> None:
     """Start a new run or search, on this machine or on the target of `--on`."""
     config = configuration(options, command, quiet, elsewhere="on" in place)
+    if config.start_from is not None:
+        from fever.training.start_from import resolve
+
+        config = resolve(config)
     leave_for(config, place, quiet, as_json)
     if config.search is not None:
         _search(config, quiet, as_json)

@@ -63,8 +63,14 @@ RUN = {  # what is trained
     ],
     "algo": _option(
         str,
-        "Algorithm, or one of RLlib's such as rllib:SAC.  \\[default: ppo]",
+        "Algorithm, one of RLlib's such as rllib:SAC, or module:Class of your own.  \\[default: ppo]",
         autocompletion=completion.algorithms,
+    ),
+    "start_from": _option(
+        str,
+        "Begin with the weights of another run: RUN or RUN:CHECKPOINT (last, best, or a number).",
+        "--from",
+        autocompletion=completion.runs,
     ),
     "workers": _option(
         str, "Sampler processes; 0: this process, auto: measure, all: one per core.  \\[default: 0; with --on: all]"
@@ -82,6 +88,7 @@ RUN = {  # what is trained
     "gpus_per_worker": _option(float, "Share of a GPU for each worker's environments.  \\[default: 0]"),
     "file": _option(str, "YAML file with any of these, or a file of the former `rllib train`.", "-f", "--file"),
 }
+OPTIONS = {"method": "search", "start_from": "from"}  # name of an option here -> on the command line
 FIELDS = {  # option -> field, if called differently
     "stop_time": "seconds",
     "checkpoint_every": "checkpoint_seconds",
@@ -210,7 +217,7 @@ def as_typed(options: dict[str, Any]) -> dict[str, str]:
     for name, value in options.items():
         part = "stop." if name in STOP else "search." if name in SEARCH else ""
         field = FIELDS.get(name, name.removeprefix("stop_") if part == "stop." else name)
-        words[part + field] = f"--{'search' if name == 'method' else name.replace('_', '-')} {value}"
+        words[part + field] = f"--{OPTIONS.get(name, name.replace('_', '-'))} {value}"
     for word in options.get("settings", ()):
         if word.startswith("iterations="):
             words["stop.iterations"] = word

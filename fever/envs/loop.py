@@ -13,7 +13,7 @@ import numpy as np
 from fever.envs.contract import MASK, Step, describe_info, describe_spaces, stack_observations
 from fever.envs.source import EnvContext, EnvSource, make_env
 from fever.errors import ContractError, FeverError
-from fever.policy.spaces import Description, encode, last_mask
+from fever.policy.spaces import Description, encode, last_mask, mismatch
 
 
 class LoopEnvs:
@@ -66,8 +66,10 @@ class LoopEnvs:
         except Exception:  # a user's close() may raise anything, and is no reason to end the run
             logging.warning("%s: an environment with earlier arguments was not closed", self.name, exc_info=True)
         self.envs[index] = make_env(self.source, self.context, index)
-        if self._describe(index) != self.spaces:
-            raise ContractError(f"{self.name} has other spaces with the arguments {self.source.kwargs} than before")
+        if found := mismatch(self.spaces, self._describe(index)):
+            raise ContractError(
+                f"{self.name} does not fit the run with the arguments {self.source.kwargs}: it has {found}"
+            )
         return int(np.random.SeedSequence([self.seeds[index], self.changes]).generate_state(1)[0])
 
     def reset(self, seeds: list[int]) -> np.ndarray:

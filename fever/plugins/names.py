@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -33,14 +34,26 @@ def import_attribute(module: str, name: str) -> Callable[..., Any]:
 
 
 def import_module(module: str) -> Any:
-    """A module by name. Raises FeverError if it does not exist, or imports something that does not."""
+    """A module by name. Raises FeverError if it does not exist or cannot be imported, with the line that failed."""
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise FeverError(f"{module!r} is not the name of a module")
     try:
         return importlib.import_module(module)
-    except (TypeError, ValueError) as error:  # ".module", ""
-        raise FeverError(f"{module!r} is not the name of a module") from error
     except ModuleNotFoundError as error:
         if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
             raise FeverError(
                 f"there is no module {module} here; start fever in the folder that has it, or install it"
             ) from error
-        raise FeverError(f"module {module} cannot be imported: {error}") from error
+        raise FeverError(f"module {module} cannot be imported: {error}{_place(error)}") from error
+    except SyntaxError as error:
+        where = f"line {error.lineno} of {error.filename}"
+        raise FeverError(f"module {module} cannot be imported: {error.msg} ({where})") from error
+    except (Exception, SystemExit) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise FeverError(f"module {module} cannot be imported: {what}{_place(error)}") from error
+
+
+def _place(error: BaseException) -> str:
+    """Where an import failed: the innermost line of a module's own; empty if there is none."""
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.name == "<module>"]
+    return f" (line {lines[-1].lineno} of {lines[-1].filename})" if lines else ""

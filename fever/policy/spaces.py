@@ -190,3 +190,44 @@ def _require_kind(array: np.ndarray, kinds: str, wanted: str) -> None:
 def _require_bytes(array: np.ndarray) -> None:
     if array.dtype != np.uint8:
         raise ValueError(f"the observation has dtype {array.dtype} and its space says uint8")
+
+
+def difference(there: Description, here: Description, bounds: bool = True) -> str:
+    """Where two spaces differ, in words; empty if they do not. `bounds`: whether those of boxes count."""
+    if there.get("type") != here.get("type"):
+        return f"it is {there.get('type')} there and {here.get('type')} here"
+    for field in dict.fromkeys([*there, *here]):
+        old, new = there.get(field), here.get(field)
+        if old == new or (field in ("low", "high") and not bounds):
+            continue
+        if field in ("low", "high"):
+            return "its bounds differ"
+        if field == "observation":  # beside an action mask
+            if inner := difference(old or {}, new or {}, bounds):
+                return inner
+        elif field == "spaces":
+            if inner := _different_part(old, new, bounds):
+                return inner
+        else:
+            return f"its {field} is {old} there and {new} here"
+    return ""
+
+
+def mismatch(made_for: tuple[Description, Description], has: tuple[Description, Description]) -> str:
+    """How an environment's observation and action space differ from those that a network was made for, in words; empty
+    if it fits. Bounds of observations do not count: no network depends on them."""
+    for which, there, here in zip(("observation", "action"), made_for, has, strict=True):
+        if found := difference(there, here, bounds=which == "action"):
+            return f"another {which} space: {found}"
+    return ""
+
+
+def _different_part(there: Any, here: Any, bounds: bool) -> str:
+    """The first of the parts of two Dict or Tuple spaces that differs, in words."""
+    old, new = (dict(one) if isinstance(one, dict) else dict(enumerate(one)) for one in (there, here))
+    for key in dict.fromkeys([*old, *new]):
+        if key not in old or key not in new:
+            return f"part {key!r} is only {'there' if key in old else 'here'}"
+        if inner := difference(old[key], new[key], bounds):
+            return f"in part {key!r}, {inner}"
+    return ""

@@ -16,7 +16,7 @@ from fever.errors import FeverError
 from fever.files import sha256
 from fever.job import current_job
 from fever.plugins.network import load_policy
-from fever.policy.spaces import Description
+from fever.policy.spaces import Description, mismatch
 
 EVALUATION, TRAINING = "evaluation", "training"  # what a score is of
 WEIGHTS_PREFIX = "policy/"  # of the names of arrays that acting needs; the others are for resuming
@@ -67,13 +67,9 @@ class Checkpoint:
 
     def check_spaces(self, observation: Description, action: Description, name: str) -> None:
         """Raise `FeverError` if the environment of this name has other spaces than the policy was made for."""
-        for which, has in (("observation", observation), ("action", action)):
-            made_for = self.manifest["policy"][which]
-            if has != made_for:
-                where = difference(made_for, has)
-                raise FeverError(
-                    f"the checkpoint {self.path} was made for another {which} space than {name} has: {where}"
-                )
+        policy = self.manifest["policy"]
+        if found := mismatch((policy["observation"], policy["action"]), (observation, action)):
+            raise FeverError(f"the checkpoint {self.path} does not fit {name}, which has {found}")
 
     def require(self, trust: bool) -> None:
         """Raise `FeverError` if resuming reads pickles that the user does not trust. A requeued job trusts its own."""
@@ -124,16 +120,6 @@ def best_of(checkpoints: list[Checkpoint]) -> Checkpoint | None:
     scored = [one for one in checkpoints if one.score is not None]
     same = [one for one in scored if one.score_of == scored[-1].score_of]
     return max(same, key=lambda one: (one.score, one.iteration)) if same else None
-
-
-def difference(wanted: Any, found: Any, place: str = "") -> str:
-    """Where two descriptions of spaces differ: `its shape is [6] instead of [4]`."""
-    if isinstance(wanted, dict) and isinstance(found, dict):
-        for key in dict.fromkeys([*wanted, *found]):
-            if wanted.get(key) != found.get(key):
-                return difference(wanted.get(key), found.get(key), f"{place} {key}".strip())
-    here, there = ("missing" if one is None else str(one)[:60] for one in (found, wanted))
-    return f"its {place} is {here} instead of {there}"
 
 
 def window_mean(returns: Sequence[float], window: int) -> float | None:

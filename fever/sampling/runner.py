@@ -16,7 +16,7 @@ from fever.envs.make import make_envs
 from fever.envs.source import EnvContext
 from fever.errors import ContractError
 from fever.policy import Params, distribution_for
-from fever.policy.spaces import Description
+from fever.policy.spaces import Description, mismatch
 from fever.sampling.spec import Episode, SamplerSpec
 
 
@@ -202,9 +202,9 @@ class Runner(EnvRunner):
 
 def check_spaces(envs: Envs, spec: SamplerSpec, observation: Description, action: Description) -> None:
     """Refuse environments whose spaces differ from those that the network was made for."""
-    if (envs.observation, envs.action) != (observation, action):
+    if found := mismatch((observation, action), (envs.observation, envs.action)):
         raise ContractError(
-            f"{spec.source.name} has other spaces in worker {spec.worker_index} than the network was made for"
+            f"{spec.source.name} has other spaces in worker {spec.worker_index} than the network was made for: {found}"
         )
 
 

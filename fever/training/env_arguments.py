@@ -12,6 +12,7 @@ from typing import Any
 from fever.envs.make import make_envs
 from fever.envs.source import EnvContext, EnvSource
 from fever.errors import FeverError
+from fever.policy.spaces import mismatch
 from fever.sampling.pool import Pool
 
 METRIC_PREFIX = "env/"  # of the metrics that show changed arguments
@@ -56,8 +57,10 @@ def _try_once(source: EnvSource, policy: dict[str, Any]) -> None:
         envs = make_envs(source, 1, EnvContext(workdir=Path(folder)))
         try:
             envs.reset([0])  # some show only then that they have action masks
-            if (envs.observation, envs.action) != (policy["observation"], policy["action"]):
-                raise FeverError(f"{source.name} has other spaces with the arguments {source.kwargs} than before")
+            if found := mismatch((policy["observation"], policy["action"]), (envs.observation, envs.action)):
+                raise FeverError(
+                    f"{source.name} does not fit the run with the arguments {source.kwargs}: it has {found}"
+                )
             envs.change(source.kwargs)  # refused by those that cannot
         finally:
             envs.close()

@@ -13,7 +13,8 @@ from fever.envs.contract import Envs
 from fever.envs.source import EnvContext, EnvSource
 from fever.errors import FeverError
 from fever.policy import Params, Policy
-from fever.runs.checkpoint import EVALUATION, TRAINING, Checkpoint, best_of, difference
+from fever.policy.spaces import mismatch
+from fever.runs.checkpoint import EVALUATION, TRAINING, Checkpoint, best_of
 from fever.runs.player import Player
 
 SEED = 2_000_000  # of the episodes; `fever eval` plays others, on which no checkpoint was chosen
@@ -60,10 +61,9 @@ class Evaluation:
         }
 
     def _check(self, envs: Envs) -> None:
-        for which, has in (("observation", envs.observation), ("action", envs.action)):
-            if has != self.policy[which]:
-                where = difference(self.policy[which], has)
-                raise FeverError(f"evaluation's environment has another {which} space than training's: {where}")
+        made_for = self.policy["observation"], self.policy["action"]
+        if found := mismatch(made_for, (envs.observation, envs.action)):
+            raise FeverError(f"evaluation's environment does not fit training's: it has {found}")
 
     def close(self) -> None:
         """Close the environments."""

@@ -10,12 +10,13 @@ from typing import Any, Protocol
 
 from fever.algos.base import Learner, Task
 from fever.algos.device import limit_learner_threads, prepare_jax
-from fever.algos.registry import config_of, find_algorithm, find_provider
+from fever.algos.registry import INTERFACE, config_of, find_algorithm, find_provider
 from fever.config import DEFAULT_ENVS, RunConfig, validate
 from fever.envs.contract import Envs
 from fever.envs.make import make_envs
 from fever.envs.source import EnvContext, EnvSource
 from fever.envs.worker_count import choose_workers
+from fever.errors import FeverError
 from fever.plugins.network import compute_at_once
 from fever.policy import Policy
 from fever.policy.spaces import Description
@@ -64,9 +65,7 @@ def prepare(config: RunConfig, source: EnvSource, say: Callable[[str], None]) ->
     stop = config.stop.or_default(source.reward_threshold)
     config = config.model_copy(update={"workers": workers, "stop": stop, "env": source.name})
     image = observation["type"] == "image" or settings.network is not None  # of unknown size
-    recurrent = getattr(settings, "recurrent", "none") != "none"
-    widths = (*settings.widths(image), getattr(settings, "recurrent_size", 0) if recurrent else 0)
-    limit_learner_threads(not image and max(widths) <= SMALL_WIDTH)
+    limit_learner_threads(not image and settings.widest(image) <= SMALL_WIDTH)
     if settings.network is not None and not workers:  # this process acts with it
         compute_at_once()
     task = Task(
@@ -80,6 +79,9 @@ def prepare(config: RunConfig, source: EnvSource, say: Callable[[str], None]) ->
         stack=stack,
     )
     algorithm = find_algorithm(config.algo)(settings, task)
+    for attribute in ("network", "steps"):
+        if not hasattr(algorithm, attribute):
+            raise FeverError(f"{config.algo} is not an algorithm: its __init__ sets no {attribute}; {INTERFACE}")
     policy = Policy(observation, action, algorithm.network, {}).describe()
     return Prepared(config, algorithm, policy, source, all_cores)
 

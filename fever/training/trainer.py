@@ -111,6 +111,10 @@ class Trainer:
 
         named, loggers = make_callbacks(config), make_loggers(config)
         self.prepared = prepare(config, self.source, self.display.message)
+        if config.start_from is not None and run is None:  # a resumed run has its own weights
+            from fever.training.start_from import take_weights
+
+            self.prepared = take_weights(self.prepared, self.display.message)
         self.config, self.learner = self.prepared.config, self.prepared.learner
         own = (*loggers, TensorBoard(), self.display)  # see the metrics of all others
         self.listeners = (*named, *callbacks, *own)
@@ -391,7 +395,7 @@ class Trainer:
         checkpoint = run.checkpoint(self.which)
         kept, now = checkpoint.manifest["policy"], self.prepared.policy
         checkpoint.check_spaces(now["observation"], now["action"], self.source.name)
-        if kept != json.loads(json.dumps(now)):
+        if kept["network"] != json.loads(json.dumps(now["network"])):
             where = run.path / layout.CONFIG
             raise FeverError(f"{checkpoint.path} has another network; restore the network settings in {where}")
         arrays = checkpoint.arrays()

@@ -21,6 +21,7 @@ from fever.runs.run import Run
 from fever.sampling.ray_cluster import Cluster, connect, cores_in_reach, try_everywhere
 from fever.signals import Interrupts
 from fever.training.named import make_callbacks, make_loggers
+from fever.training.start_from import resolve as resolve_start
 from fever.tune import records
 from fever.tune.driver import CoresBusy, environment, quiet, ray_messages_to_log
 from fever.tune.space import Space, check_space, parse
@@ -62,6 +63,8 @@ class Study:
         check_space(config, self.space)
         make_callbacks(config)  # every trial makes its own: a mistake is found before the first one starts
         make_loggers(config)
+        if config.start_from is not None and run is None:
+            config = resolve_start(config)  # trials have another folder of runs
         provider = find_provider(config.algo)
         self.tried = provider.env_source(self.source) if provider is not None else self.source
         try_once(self.tried)

@@ -97,7 +97,7 @@ def test_damaged_checkpoint_is_named(tmp_path: Path) -> None:
 def test_checkpoint_for_other_spaces_is_refused(result: Result) -> None:
     from fever.envs.source import EnvSource
 
-    with pytest.raises(FeverError, match="was made for another observation space than CartPole-v1 has"):
+    with pytest.raises(FeverError, match="does not fit CartPole-v1, which has another observation space"):
         evaluate(result.run.checkpoint(), EnvSource("CartPole-v1"), episodes=1)
-    with pytest.raises(FeverError, match="was made for another observation space"):
+    with pytest.raises(FeverError, match="has another observation space"):
         resume(result.run, result.run.config.model_copy(update={"env": "CartPole-v1"}))

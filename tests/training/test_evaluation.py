@@ -137,7 +137,7 @@ def test_a_signal_ends_an_evaluation_at_once_and_the_run_is_saved(tmp_path: Path
 
 
 def test_other_spaces_are_refused_before_anything_is_made(tmp_path: Path) -> None:
-    with pytest.raises(FeverError, match=r"another observation space than training's: its shape is \[\d+\] instead of"):
+    with pytest.raises(FeverError, match=r"another observation space: its shape is \[\d+\] there and"):
         fever.train(
             "tests.environments:ScenarioEnv", runs=tmp_path / "runs", stop={"iterations": 2},
             eval_env_kwargs={"width": 2}, **EVERY, **SMALL,

@@ -143,6 +143,10 @@ class ClusterTarget(Target):
             raise FeverError(f"{first} works for schedulers and MPI only; for {order.on}, set it in the file")
         if order.dry_run:
             raise FeverError("--dry-run prints a scheduler's script, and a cluster has none")
+        if order.config.start_from is not None and order.config.search is not None:
+            raise FeverError(
+                "--from: the machines of a cluster do not share the weights; search on this machine instead"
+            )
         self.require_up(order.on)
         run = order.run_directory()
         order.reserve(run)

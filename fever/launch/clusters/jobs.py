@@ -20,6 +20,7 @@ from fever.launch.clusters.ray_jobs import OVER
 from fever.launch.clusters.record import ClusterRecord
 from fever.launch.clusters.ssh import Unreachable, shell_word
 from fever.launch.jobs import PATIENCE_SECONDS, SILENT, Job, claim_name, forget, list_jobs, prepare, remember, undo_for
+from fever.training.start_from import pack_start
 
 if TYPE_CHECKING:
     from fever.launch.clusters.base import ClusterTarget
@@ -47,6 +48,8 @@ def submit(config: RunConfig, target: ClusterTarget, link: Link, run: Path, flag
             old = folder.path / f"log-{len(list(folder.path.glob('log-*.txt'))) + 1}.txt"
             folder.log.rename(old)
             undo.callback(old.rename, folder.log)
+        if config.start_from is not None and not folder.saved:
+            pack_start(config, folder)
         words = ["resume", remote_path] if folder.saved else ["train", "-f", f"{remote_path}/{layout.JOB}/{RUN}"]
         variables = {**target.job_variables, JOB: f"{remote_path}/job", "PYTHONWARNINGS": "ignore"}
         variables["RAY_JOB_STOP_WAIT_TIME_S"] = str(STOP_SECONDS)

@@ -1,0 +1,1 @@
+"""This file's place makes `fever_crossq` importable without installing it."""
