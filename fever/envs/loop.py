@@ -68,7 +68,7 @@ class LoopEnvs:
         self.envs[index] = make_env(self.source, self.context, index)
         if found := mismatch(self.spaces, self._describe(index)):
             raise ContractError(
-                f"{self.name} does not fit the run with the arguments {self.source.kwargs}: it has {found}"
+                f"{self.name} with {self.source.kwargs} does not fit the run: it has {found}"
             )
         return int(np.random.SeedSequence([self.seeds[index], self.changes]).generate_state(1)[0])
 
