@@ -205,6 +205,25 @@ def test_a_run_outlives_the_laptop_and_comes_home(laptop: Laptop) -> None:
     assert (again["stop_reason"], again["run"]) == ("steps", str(run))
 
 
+def test_an_algorithm_of_the_user_and_weights_go_along(laptop: Laptop) -> None:
+    (laptop.folder / "my_algos.py").write_text("from fever.algos.ppo import PPO\n\n\nclass Mine(PPO): ...\n")
+    words = ("my_envs:Warehouse", "--algo", "my_algos:Mine", "--stop-iterations", "1", "steps=32")
+    laptop.ok("train", *words, "--name", "first")
+    done = laptop.fever(
+        "train", *words, "--name", "mine", "--from", "first", "--on", "lab.yaml", "--workers", "1", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert (summary["algo"], summary["iterations"]) == ("my_algos:Mine", 1)
+    first, mine = laptop.run("first"), laptop.run("mine")
+    assert f"start_from: {first}:1" in (mine / "config.yaml").read_text()
+    assert f"weights of {first}:1: policy0" in (mine / "job" / "log.txt").read_text()
+    sent = laptop.there("mine") / "job" / "start_from"
+    assert digests(sent) == digests(first / "checkpoints" / "00000001")
+    said = laptop.refused("tune", *words, "gamma=choice(0.9)", "--from", "first", "--on", "lab.yaml")
+    assert "--from: the machines of a cluster do not share the weights" in said
+
+
 def test_a_missing_import_is_said_at_once_with_the_host(laptop: Laptop) -> None:
     laptop.write_environment("node3")
     try:
