@@ -1,4 +1,7 @@
-"""What DQN, Ape-X and SAC share: settings, checkpoints, and the loop: publish weights, sample transitions, learn."""
+"""What all algorithms that learn from replay share: settings, checkpoints, and the loop.
+
+The loop publishes weights, samples transitions, and learns.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +85,7 @@ class OffPolicySettings(OptimizerSettings):
 
 
 class OffPolicyAlgorithm:
-    """The loop and the checkpoints of DQN, Ape-X and SAC. A subclass has the mathematics: `update` and `learned`."""
+    """The loop and the checkpoints. A subclass has the mathematics: `update` and `learned`."""
 
     network: Network
     acting: ClassVar[str]  # the entry of `learned` that holds the weights of the policy that acts, one vector
@@ -90,6 +93,7 @@ class OffPolicyAlgorithm:
     overlaps = True
     greedy = True  # explore around the best action, not by sampling from the policy
     prioritized = False
+    noise = 0.0  # deviation of the noise that explorers add to continuous actions, whose bounds are -1 and 1
     n_step = 1
     metric_names: tuple[str, ...] = METRICS
 
@@ -134,7 +138,9 @@ class OffPolicyAlgorithm:
             sampler=sampler_spec(place, self.network, task, config.explore_steps),
             observation=task.observation,
             action=task.action,
-            exploration=Exploration(self.n_step, config.gamma, self.explorers, self.greedy, clip, self.prioritized),
+            exploration=Exploration(
+                self.n_step, config.gamma, self.explorers, self.greedy, clip, self.prioritized, self.noise
+            ),
             replay=ReplaySpec(
                 capacity=-(-config.buffer // shards),
                 frame_shape=shape if task.stack == 1 else shape[:-1],

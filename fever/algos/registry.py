@@ -29,6 +29,8 @@ ALGORITHMS = {
     "dqn": "fever.algos.dqn:DQN",
     "apex": "fever.algos.apex:Apex",
     "sac": "fever.algos.sac:SAC",
+    "td3": "fever.algos.td3:TD3",
+    "tqc": "fever.algos.tqc:TQC",
 }
 PROVIDERS = {"rllib": "fever.rllib.provider:RllibProvider"}  # prefix of the names -> the class that serves them
 
