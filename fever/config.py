@@ -64,6 +64,9 @@ COMMON_NAMES = {  # other libraries' name of a setting -> fever's; of several, t
     "vf_loss_coeff": "value_coefficient", "vf_clip_param": "value_clip", "clip_range_vf": "value_clip",
     "target_network_update_freq": "target_updates", "target_update_interval": "target_updates",
     "grad_clip": "max_gradient_norm", "buffer_size": "buffer", "learning_starts": "warmup", "tau": "polyak",
+    "n_critics": "critics", "n_quantiles": "quantiles", "top_quantiles_to_drop_per_net": "drop_quantiles",
+    "action_noise": "exploration_noise", "target_policy_noise": "target_noise", "policy_noise": "target_noise",
+    "noise_clip": "target_noise_clip", "policy_frequency": "policy_delay", "policy_freq": "policy_delay",
     "n_envs": "--envs", "num_envs": "--envs", "num_workers": "--workers", "total_timesteps": "--stop-steps",
 }  # fmt: skip
 DEFAULT_ENVS = 8  # environments per worker
