@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from actor_critics import actor_critic_step
 from measuring import CORES, Measurer, Row, goal, metrics_of, print_table, rate_after, steady_rate
 from searching import rllib, tune
 
@@ -345,6 +346,7 @@ BENCHMARKS: dict[str, Callable[[Measurer], list[Row]]] = {
     "halfcheetah": halfcheetah,
     "workers": workers,
     "cnn-step": cnn_step,
+    "actor-critic-step": actor_critic_step,
     "sampler-memory": sampler_memory,
     "sum-tree": sum_tree,
     "dqn-speed": dqn_speed,

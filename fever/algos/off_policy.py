@@ -1,4 +1,7 @@
-"""What DQN, Ape-X and SAC share: settings, checkpoints, and the loop: publish weights, sample transitions, learn."""
+"""What all algorithms that learn from replay share: settings, checkpoints, and the loop.
+
+The loop publishes weights, samples transitions, and learns.
+"""
 
 from __future__ import annotations
 
@@ -107,6 +110,7 @@ class OffPolicyAlgorithm(ABC):
     overlaps = True
     greedy = True  # explore around the best action, not by sampling from the policy
     prioritized = False
+    noise = 0.0  # deviation of the noise that explorers add to continuous actions, whose bounds are -1 and 1
     n_step = 1  # rewards summed up before bootstrapping
     metric_names: tuple[str, ...] = METRICS  # of a gradient step; these first
 
@@ -156,14 +160,15 @@ class OffPolicyAlgorithm(ABC):
             observation=task.observation,
             action=task.action,
             exploration=Exploration(
-                self.n_step,
-                config.gamma,
-                self.explorers,
-                self.greedy,
-                clip,
-                self.prioritized,
-                config.her,
-                config.her_strategy,
+                n_step=self.n_step,
+                gamma=config.gamma,
+                explorers=self.explorers,
+                greedy=self.greedy,
+                clip_rewards=clip,
+                prioritized=self.prioritized,
+                noise=self.noise,
+                her=config.her,
+                her_strategy=config.her_strategy,
             ),
             replay=ReplaySpec(
                 capacity=-(-config.buffer // shards),

@@ -32,6 +32,8 @@ ALGORITHMS = {
     "qrdqn": "fever.algos.qrdqn:QRDQN",
     "apex": "fever.algos.apex:Apex",
     "sac": "fever.algos.sac:SAC",
+    "td3": "fever.algos.td3:TD3",
+    "tqc": "fever.algos.tqc:TQC",
 }
 PROVIDERS = {"rllib": "fever.rllib.provider:RllibProvider"}  # prefix of the names -> the class that serves them
 

@@ -67,9 +67,7 @@ class LoopEnvs:
             logging.warning("%s: an environment with earlier arguments was not closed", self.name, exc_info=True)
         self.envs[index] = make_env(self.source, self.context, index)
         if found := mismatch(self.spaces, self._describe(index)):
-            raise ContractError(
-                f"{self.name} with {self.source.kwargs} does not fit the run: it has {found}"
-            )
+            raise ContractError(f"{self.name} with {self.source.kwargs} does not fit the run: it has {found}")
         return int(np.random.SeedSequence([self.seeds[index], self.changes]).generate_state(1)[0])
 
     def reset(self, seeds: list[int]) -> np.ndarray:

@@ -5,10 +5,11 @@ next to the weights, and the learner calls the very same functions with `jax.num
 one definition of every network.
 """
 
-from .distributions import Categorical, Distribution, Gaussian, SquashedGaussian, distribution_for
+from .distributions import Categorical, Deterministic, Distribution, Gaussian, SquashedGaussian, distribution_for
 from .networks import Network, Params
 from .policy import Policy
 
 __all__ = [
-    "Categorical", "Distribution", "Gaussian", "Network", "Params", "Policy", "SquashedGaussian", "distribution_for",
+    "Categorical", "Deterministic", "Distribution", "Gaussian", "Network", "Params", "Policy", "SquashedGaussian",
+    "distribution_for",
 ]  # fmt: skip

@@ -212,8 +212,35 @@ class SquashedGaussian(Gaussian):
         return super().log_prob(parameters, xp.arctanh(inside), xp) - xp.log(1 - inside**2).sum(-1)
 
 
-def distribution_for(description: Description, squashed: bool = False) -> Categorical | Gaussian:
-    """The distribution for a described action space; raises ValueError if it is not supported."""
+@dataclass(frozen=True)
+class Deterministic(Gaussian):
+    """One action for each observation: the tanh of the policy head's output, scaled to a bounded Box (TD3).
+
+    Stored actions are within -1 and 1. There is nothing to draw and no density; explorers add noise to the action.
+    """
+
+    @property
+    def outputs(self) -> int:
+        return len(self.low)
+
+    def _split(self, parameters: Any) -> tuple[Any, Any]:
+        raise TypeError("a deterministic action has neither a deviation nor a density")
+
+    def noise(self, rng: np.random.Generator, leading: tuple[int, ...]) -> np.ndarray:
+        return np.zeros((*leading, len(self.low)), np.float32)
+
+    def sample(self, parameters: Any, noise: Any, xp: Any = np) -> Any:
+        return self.mode(parameters, xp)
+
+    def mode(self, parameters: Any, xp: Any = np) -> Any:
+        return xp.tanh(parameters)
+
+
+def distribution_for(description: Description, squashed: bool | str = False) -> Categorical | Gaussian:
+    """The distribution for a described action space; raises ValueError if it is not supported.
+
+    `squashed` is `Network.squashed`.
+    """
     shape = tuple(description.get("shape", ()))
     if description["type"] == "discrete":
         return Categorical(tuple(description["sizes"]), tuple(description["starts"]), shape)
@@ -224,7 +251,7 @@ def distribution_for(description: Description, squashed: bool = False) -> Catego
         low, high = description["low"], description["high"]
         if None in low or None in high:
             raise ValueError("the action space has no bounds; give its Box finite low and high")
-        kind = SquashedGaussian if squashed else Gaussian
+        kind = Deterministic if squashed == "deterministic" else SquashedGaussian if squashed else Gaussian
         return kind(tuple(low), tuple(high), shape, description["dtype"])
     raise ValueError(
         "this action space is not supported; use Discrete, MultiDiscrete, MultiBinary or a bounded Box of floats"

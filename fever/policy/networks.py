@@ -45,7 +45,8 @@ class Network:
     action_values: bool = False  # the policy head gives action values instead of logits: act greedily
     dueling: bool = False  # the value head's output is added to the policy head's, which is centred (Wang et al. 2016)
     mask: int = 0  # width of the action mask at the end of an observation: 0, or as many columns as outputs
-    squashed: bool = False  # tanh of a Gaussian; the policy head gives its log standard deviation as well
+    squashed: bool | str = False  # tanh of a Gaussian, whose log standard deviation the policy head gives as well;
+    # "deterministic": tanh of what the policy head gives
     quantiles: int = 0  # heads give this many quantiles of an action's return, whose mean is its value; 0: the value
 
     @property

@@ -81,7 +81,7 @@ class Policy:
 def network_for(observation: Description, action: Description, **settings: Any) -> Network:
     """A network that fits a pair of spaces; `settings` are the remaining fields of `Network`."""
     shape, dtype = encoded_shape(observation)
-    distribution = distribution_for(action)
+    distribution = distribution_for(action, settings.get("squashed", False))
     mask = mask_width(observation)
     return Network(input_shape=shape, input_dtype=str(dtype), outputs=distribution.outputs, mask=mask, **settings)
 

@@ -29,6 +29,7 @@ class Exploration:
     greedy: bool  # act with the distribution's mode (action values) or with a sample (a stochastic policy)
     clip_rewards: bool  # learn from the sign of rewards (Mnih et al. 2015); returns are reported as they are
     prioritized: bool  # compute initial priorities
+    noise: float = 0.0  # deviation of Gaussian noise on continuous actions, whose bounds are -1 and 1
     her: int = 0  # copies of every transition with other goals, see `Hindsight`; 0: none
     her_strategy: Strategy = "future"
 
@@ -106,9 +107,12 @@ class Explorer(Runner):
         noise = None if self.exploration.greedy else distribution.noise(self.rng, leading)
         masked = self.spec.network.mask > 0
         even = distribution.noise(self.rng, leading) if masked else None
+        shift = self._shift(leading)
 
         def choose(t: int, outputs: np.ndarray) -> np.ndarray:
             action = distribution.mode(outputs) if noise is None else distribution.sample(outputs, noise[t])
+            if shift is not None:
+                action = (action + shift[t]).clip(-1, 1)
             if explores[t]:
                 drawn = uniform[t]
                 if even is not None:  # random actions respect the action mask as well
@@ -117,6 +121,13 @@ class Explorer(Runner):
             return action
 
         return choose
+
+    def _shift(self, leading: tuple[int, ...]) -> np.ndarray | None:
+        """Noise on continuous actions `[T, N, D]`, if there is any."""
+        if not self.exploration.noise:
+            return None
+        shape = (*leading, *self.distribution.action_shape)
+        return np.float32(self.exploration.noise) * self.rng.standard_normal(shape, np.float32)
 
     def _number(self, taken: list[Step], first: np.ndarray, before: int) -> dict[str, np.ndarray]:
         """Frames `[T, N, stack]` of the observations before and after each step; `first` `[T, N]` marks those after it

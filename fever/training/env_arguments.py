@@ -58,9 +58,7 @@ def _try_once(source: EnvSource, policy: dict[str, Any]) -> None:
         try:
             envs.reset([0])  # some show only then that they have action masks
             if found := mismatch((policy["observation"], policy["action"]), (envs.observation, envs.action)):
-                raise FeverError(
-                    f"{source.name} with {source.kwargs} does not fit the run: it has {found}"
-                )
+                raise FeverError(f"{source.name} with {source.kwargs} does not fit the run: it has {found}")
             envs.change(source.kwargs)  # refused by those that cannot
         finally:
             envs.close()

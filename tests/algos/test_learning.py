@@ -85,6 +85,25 @@ def test_pendulum_swings_up_by_sac(tmp_path: Path) -> None:
     assert result.stop_reason == "reward"
 
 
+@pytest.mark.parametrize("algo", ["td3", "tqc"])
+def test_pendulum_swings_up_by_the_other_actor_critics(tmp_path: Path, algo: str) -> None:
+    stop = {"reward": -300, "steps": 20_000, "window": 10}
+    result = train("Pendulum-v1", tmp_path, algo=algo, hidden=[64, 64], replay_ratio=128, stop=stop)
+    assert result.stop_reason == "reward"
+    assert evaluate(result.run.checkpoint("last"), source_of(result.run), episodes=10).returns.mean() > -400
+
+
+@pytest.mark.parametrize("algo", ["sac", "td3", "tqc"])
+def test_small_images_are_told_apart_by_actor_critics(tmp_path: Path, algo: str) -> None:
+    result = train(
+        "ImageEnv", tmp_path, algo=algo, env_kwargs={"continuous": True, "height": 6, "width": 6}, gamma=0.0,
+        convolutions=[[8, 2, 2]], convolution_features=32, hidden=[32], batch=32, replay_ratio=16, warmup=200,
+        report_steps=200, stop={"reward": 6, "steps": 8000, "window": 20},
+    )  # fmt: skip
+    assert result.stop_reason == "reward"
+    assert evaluate(result.run.checkpoint(), source_of(result.run), episodes=10).returns.mean() > 6
+
+
 def test_pendulum_swings_up(tmp_path: Path) -> None:
     result = train(
         "Pendulum-v1", tmp_path, gamma=0.9, learning_rate=1e-3, steps=256, stop={"reward": -250, "steps": 300_000}

@@ -14,51 +14,23 @@ import pytest
 from scipy import integrate, stats
 
 import fever
-from fever.algos.base import Task
 from fever.algos.optimizer import named_arrays
-from fever.algos.sac import CRITICS, SAC, SACConfig
-from fever.envs.make import make_envs
-from fever.envs.source import EnvContext, EnvSource
+from fever.algos.sac import SAC
+from fever.algos.td3 import TD3
+from fever.algos.tqc import TQC
+from fever.envs.source import EnvSource
 from fever.errors import FeverError
 from fever.policy import SquashedGaussian, distribution_for
-from fever.policy.networks import perceptron
 from fever.replay.buffer import Batch
-from tests.environments import IdentityEnv, ImageEnv
+from tests.algos.actor_critics import critic_outputs, draw, learn, make_algorithm
+from tests.environments import ImageEnv
 from tests.factories import make_task
 
-COMPILED: dict[str, Any] = {}  # one update for all algorithms here whose update is the same program
 BOX = SquashedGaussian((-2.0, 0.0), (2.0, 5.0), (2,))
-IMAGE = {"type": "image", "shape": [10, 12, 3], "order": "hwc"}
 
 
 def make(seed: int = 0, **settings: Any) -> SAC:
-    """SAC for two observed numbers and two actions."""
-    settings = {"hidden": (6,), "activation": "tanh", "batch": 8, "updates": 1, **settings}
-    sac = SAC(SACConfig(**settings), make_task(EnvSource(IdentityEnv, {"action_space": "box"}), seed=seed))
-    rng = np.random.default_rng(seed + 1)
-    for name in ("actor", "critics", "target"):
-        sac.learned[name] = jnp.asarray(rng.normal(0, 0.5, len(sac.learned[name])).astype(np.float32))
-    sac._update = COMPILED.setdefault(repr(sac.config), jax.jit(sac.update))
-    return sac
-
-
-def draw(updates: int = 1, seed: int = 0) -> Batch:
-    rng, count = np.random.default_rng(seed), updates * 8
-    return Batch(
-        observations=rng.normal(size=(count, 2)).astype(np.float32),
-        next_observations=rng.normal(size=(count, 2)).astype(np.float32),
-        actions=rng.uniform(-1, 1, (count, 2)).astype(np.float32),
-        rewards=rng.normal(0, 1.5, count).astype(np.float32),
-        discounts=rng.choice(np.array([0, 0.5, 0.9], np.float32), count),
-        serials=np.arange(count),
-        relative_priorities=np.ones(count, np.float32),
-    )
-
-
-def learn(sac: SAC, batch: Batch) -> tuple[np.ndarray, dict[str, float]]:
-    """TD errors, and the metrics of the last gradient step."""
-    errors, metrics = sac.finish(*sac.learn(batch))
-    return errors, dict(zip(sac.metric_names, metrics[-1], strict=True))
+    return make_algorithm(SAC, seed, **settings)
 
 
 # The distribution.
@@ -145,9 +117,7 @@ def test_only_squashed_networks_get_it() -> None:
 
 def critics(sac: SAC, name: str, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
     """Both critics with NumPy, `[2, B]`."""
-    params = sac.critics.unpack(np.asarray(sac.learned[name]))
-    x = np.concatenate([observations, actions], axis=1)
-    return np.stack([perceptron(params, critic, 1, "tanh", x)[:, 0] for critic in CRITICS])
+    return critic_outputs(sac, name, observations, actions)[..., 0]
 
 
 def act(sac: SAC, observations: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -283,14 +253,6 @@ def test_discrete_actions_are_refused_on_the_command_line(fever: Callable[..., A
     assert list(tmp_path.iterdir()) == []
 
 
-def test_images_are_refused() -> None:
-    box = make_envs(EnvSource(IdentityEnv, {"action_space": "box"}), 1, EnvContext()).action
-    image = make_envs(EnvSource(ImageEnv), 1, EnvContext()).observation
-    assert image == IMAGE
-    with pytest.raises(FeverError, match=r"^a test has image observations, which SAC does not support; use ppo$"):
-        SAC(SACConfig(), Task("a test", image, box, 2, 0, 0, None))
-
-
 def test_actions_without_bounds_are_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(FeverError, match="the action space has no bounds"):
         fever.train("tests.environments:UnboundedEnv", "sac", runs=tmp_path / "runs")
@@ -310,3 +272,28 @@ def test_one_seed_gives_one_training_and_the_policy_acts_within_bounds(tmp_path:
     assert (row["epsilon"], row["updates"] > 0, row["temperature"] < 1) == (0.0, True, True)
     assert row["replay_ratio"] == pytest.approx(8, rel=0.2)
     assert np.abs(here.policy.act(np.array([1.0, 0.0, 8.0], np.float32))) <= 2
+
+
+# Images: everything before the heads is the network's own matter.
+
+
+@pytest.mark.parametrize("kind", [SAC, TD3, TQC])
+def test_actor_and_critics_learn_features_of_their_own(kind: Any) -> None:
+    settings: dict[str, Any] = {"convolutions": ((4, 2, 2),), "convolution_features": 8, "batch": 4, "updates": 2}
+    task = make_task(EnvSource(ImageEnv, {"continuous": True, "height": 6, "width": 6}))
+    made = kind(kind.Config(**settings), task)
+    assert made.network.hidden == (256, 256)  # without hidden layers, critics would be linear in the action
+    assert made.critics.shapes["conv0/w"] == made.flat.shapes["conv0/w"] == (12, 4)
+    assert made.critics.shapes["critic0/q0/w"] == (8 + 1, 256)
+    rng = np.random.default_rng(0)
+    images = [rng.integers(0, 256, (8, 6, 6, 3), np.uint8) for _ in range(2)]
+    numbers = [rng.normal(0, 1, 8).astype(np.float32) for _ in range(2)]
+    batch = Batch(*images, rng.uniform(-1, 1, (8, 1)).astype(np.float32), *numbers, np.arange(8), np.ones(8))
+    made._update = jax.jit(made.update)
+    before = [made.weights(), made.critics.unpack(np.asarray(made.learned["critics"]))]
+    learn(made, batch)
+    after = [made.weights(), made.critics.unpack(np.asarray(made.learned["critics"]))]
+    assert not np.array_equal(before[0]["conv0/w"], before[1]["conv0/w"])
+    for old, new in zip(before, after, strict=True):
+        assert (old["conv0/w"] != new["conv0/w"]).any()
+        assert (old["features/w"] != new["features/w"]).any()

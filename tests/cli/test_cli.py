@@ -151,7 +151,7 @@ def test_config_lists_every_setting_with_its_source(fever: Any) -> None:
     assert all(name in printed for name in PPOConfig.model_fields)
     assert "Schulman et al. 2017" in printed
     names = fever("config").stdout.split()
-    assert names[:7] == ["ppo", "a2c", "trpo", "impala", "appo", "dqn", "qrdqn"]
+    assert names[:11] == ["ppo", "a2c", "trpo", "impala", "appo", "dqn", "qrdqn", "apex", "sac", "td3", "tqc"]
     assert "rllib:DreamerV3" in names
 
 

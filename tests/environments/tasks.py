@@ -113,11 +113,16 @@ class TupleEnv(IdentityEnv):
 
 
 class ImageEnv(gym.Env):
-    """The left (action 0) or the right half (action 1) of a uint8 image is brighter: reward 1 for the brighter half."""
+    """The left (action 0) or the right half (action 1) of a uint8 image is brighter: reward 1 for the brighter half.
 
-    action_space = spaces.Discrete(2)
+    If it is `continuous`, the action is a number from -1 (left) to 1 (right); its product with the right one of both is
+    the reward.
+    """
 
-    def __init__(self, order: str = "hwc", height: int = 10, width: int = 12, length: int = 8) -> None:
+    def __init__(
+        self, order: str = "hwc", height: int = 10, width: int = 12, length: int = 8, continuous: bool = False
+    ) -> None:
+        self.action_space = spaces.Box(-1, 1, (1,)) if continuous else spaces.Discrete(2)
         self.order, self.length, self.count = order, length, 0
         shape = {"hwc": (height, width, 3), "chw": (3, height, width), "hw": (height, width)}[order]
         self.observation_space = spaces.Box(0, 255, shape, np.uint8)
@@ -138,7 +143,8 @@ class ImageEnv(gym.Env):
         return self._show(), {}
 
     def step(self, action: Any) -> Any:
-        reward = float(action == self.right)
+        continuous = isinstance(self.action_space, spaces.Box)
+        reward = float(action[0]) * (2 * self.right - 1) if continuous else float(action == self.right)
         self.count += 1
         return self._show(), reward, self.count == self.length, False, {}
 

@@ -33,7 +33,8 @@ class Row(NamedTuple):
 
 def make_explorer(target: Any, n_step: int = 3, envs: int = 2, steps: int = 5, **settings: Any) -> Explorer:
     kwargs = settings.pop("kwargs", {})
-    plan = {"greedy": True, "clip_rewards": False, "prioritized": True, "her": 0, "her_strategy": "future"}
+    plan: dict[str, Any] = {"greedy": True, "clip_rewards": False, "prioritized": True, "noise": 0.0}
+    plan |= {"her": 0, "her_strategy": "future"}
     plan |= {name: settings.pop(name) for name in plan if name in settings}
     source = EnvSource(target, kwargs)
     probe = make_envs(source, 1, EnvContext())
@@ -43,7 +44,7 @@ def make_explorer(target: Any, n_step: int = 3, envs: int = 2, steps: int = 5, *
         probe.action,
         hidden=() if image else (8,),
         value_head=False,
-        squashed=probe.action["type"] == "box",
+        squashed=settings.pop("squashed", probe.action["type"] == "box"),
         convolutions=((4, 2, 1),) if image else (),
         convolution_features=8,
     )

@@ -33,19 +33,20 @@ TABLES = {
     "a2c": ["PPO"],
     "trpo": ["TRPO"],
     "impala": ["IMPALA and APPO"],
-    "dqn": ["Replay: DQN, Ape-X, SAC"],
-    "qrdqn": ["Replay: DQN, Ape-X, SAC"],
-    "sac": ["Replay: DQN, Ape-X, SAC", "SAC"],
+    "dqn": ["Replay: DQN, Ape-X, SAC, TD3, TQC"],
+    "qrdqn": ["Replay: DQN, Ape-X, SAC, TD3, TQC"],
+    "sac": ["Replay: DQN, Ape-X, SAC, TD3, TQC", "SAC and TQC"],
+    "td3": ["Replay: DQN, Ape-X, SAC, TD3, TQC"],
+    "tqc": ["Replay: DQN, Ape-X, SAC, TD3, TQC", "SAC and TQC"],
 }
 
 
 @pytest.mark.parametrize("algo", TABLES)
 def test_every_metric_is_in_the_tables_of_the_documentation(algo: str, result: Result, tmp_path: Path) -> None:
     if algo != "ppo":
-        env = "Pendulum-v1" if algo == "sac" else "CartPole-v1"
-        light = (
-            {"warmup": 100, "updates": 2, "batch": 4, "replay_ratio": 0.5} if algo in ("dqn", "qrdqn", "sac") else {}
-        )
+        env = "Pendulum-v1" if algo in ("sac", "td3", "tqc") else "CartPole-v1"
+        replay = algo in ("dqn", "qrdqn", "sac", "td3", "tqc")
+        light = {"warmup": 100, "updates": 2, "batch": 4, "replay_ratio": 0.5} if replay else {}
         result = fever.train(env, algo=algo, runs=tmp_path, stop={"steps": 2000}, **light)
     page = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
     tables = {part.splitlines()[0]: part for part in page.split("\n## ")[1:]}
