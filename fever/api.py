@@ -131,8 +131,7 @@ def evaluate(
     """
     from fever.runs.evaluate import evaluate
 
-    if episodes < 1:
-        raise FeverError(f"episodes={episodes}: must be 1 or more")
+    _require(episodes=(episodes, 1), seed=(seed, 0))
     found = _open(run, runs)
     chosen = found.checkpoint(checkpoint)
     return evaluate(chosen, _source(found, env, env_kwargs), episodes, seed, deterministic=not stochastic)
@@ -156,6 +155,7 @@ def watch(
     """
     from fever.runs.evaluate import can_write_mp4, record
 
+    _require(steps=(steps, 1), seed=(seed, 0))
     for variable, value in {
         "PYGAME_HIDE_SUPPORT_PROMPT": "1",
         "SDL_VIDEODRIVER": "dummy",
@@ -204,6 +204,8 @@ def tune(
     from fever.tune.space import as_expression
     from fever.tune.table import make_table
 
+    if not isinstance(space, Mapping):
+        raise FeverError('space must be a mapping such as {"learning_rate": "loguniform(1e-5,1e-2)"}')
     source = EnvSource(env, env_kwargs or {})
     values = _values(source, algo, settings, seed, stop, runs, name, device, workers=workers, envs=envs)
     values["search"] = {
@@ -248,6 +250,13 @@ def plot(
     return figure
 
 
+def _require(**numbers: tuple[int, int]) -> None:
+    """Raise `FeverError` for a number that is less than the least one allowed: `name=(number, least)`."""
+    for name, (number, least) in numbers.items():
+        if not isinstance(number, int) or number < least:
+            raise FeverError(f"{name}={number!r} cannot be used: must be a whole number, {least} or more")
+
+
 def _where(run: Any) -> str:
     """The path, name or word that leads to a run."""
     found = getattr(run, "run", run)  # a result has the run
@@ -265,8 +274,7 @@ def _source(run: Run, env: Env | None, kwargs: dict[str, Any] | None) -> EnvSour
     source = EnvSource(source.target, {**config.env_kwargs, **source.kwargs} if kwargs is None else kwargs)
     if config.env.startswith("__main__:") and env is None:  # workers have another main module: send the object
         factory, _ = source.resolve()
-        assert factory is not None
-        return EnvSource(factory, source.kwargs)
+        return EnvSource(factory or config.env, source.kwargs)
     return source
 
 
