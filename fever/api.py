@@ -141,8 +141,7 @@ def evaluate(
     instead of the most likely ones taken. Raises `FeverError` if there is no such run or checkpoint, or if the
     environment has other spaces than the policy was made for.
     """
-    if episodes < 1:
-        raise FeverError(f"episodes={episodes}: must be 1 or more")
+    _require(episodes=(episodes, 1), seed=(seed, 0), max_steps=(1 if max_steps is None else max_steps, 1))
     found = _open(run, runs)
     chosen = found.checkpoint(checkpoint)
     source = source_of(found, env, env_kwargs, chosen)
@@ -166,6 +165,7 @@ def watch(
     `to` ends in .mp4 or .gif; by default the file is in the run's folder `videos`. `env`, `env_kwargs` and `stochastic`
     are as in `evaluate`. Raises `FeverError` if the environment cannot be drawn or the file not be written.
     """
+    _require(steps=(steps, 1), seed=(seed, 0))
     found = _open(run, runs)
     chosen = found.checkpoint(checkpoint)
     return film(found, chosen, source_of(found, env, env_kwargs, chosen), to, steps, seed, stochastic)
@@ -227,6 +227,8 @@ def tune(
     from fever.tune.space import as_expression
     from fever.tune.table import make_table
 
+    if not isinstance(space, Mapping):
+        raise FeverError('space must be a mapping such as {"learning_rate": "loguniform(1e-5,1e-2)"}')
     source = EnvSource(env, env_kwargs or {})
     values = _values(source, algo, settings, seed, stop, runs, name, device, workers=workers, envs=envs)
     values["search"] = {
@@ -269,6 +271,13 @@ def plot(
     if to is not None:
         save(figure, Path(to))
     return figure
+
+
+def _require(**numbers: tuple[int, int]) -> None:
+    """Raise `FeverError` for a number that is less than the least one allowed: `name=(number, least)`."""
+    for name, (number, least) in numbers.items():
+        if not isinstance(number, int) or number < least:
+            raise FeverError(f"{name}={number!r} cannot be used: must be a whole number, {least} or more")
 
 
 def _where(run: Any) -> str:

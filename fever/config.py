@@ -69,7 +69,7 @@ COMMON_NAMES = {  # other libraries' name of a setting -> fever's; of several, t
     "n_quantiles": "quantiles", "n_sampled_goal": "her", "goal_selection_strategy": "her_strategy",
     "replay_buffer_class": "her", "rms_prop_eps": "optimizer_kwargs", "use_rms_prop": "optimizer",
     "grad_clip": "max_gradient_norm", "buffer_size": "buffer", "learning_starts": "warmup", "tau": "polyak",
-    "n_critics": "critics", "n_quantiles": "quantiles", "top_quantiles_to_drop_per_net": "drop_quantiles",
+    "n_critics": "critics", "top_quantiles_to_drop_per_net": "drop_quantiles",
     "action_noise": "exploration_noise", "target_policy_noise": "target_noise", "policy_noise": "target_noise",
     "noise_clip": "target_noise_clip", "policy_frequency": "policy_delay", "policy_freq": "policy_delay",
     "n_envs": "--envs", "num_envs": "--envs", "num_workers": "--workers", "total_timesteps": "--stop-steps",

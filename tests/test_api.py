@@ -76,6 +76,8 @@ def test_resume_goes_on_and_drops_the_rule_that_is_met(cartpole: Result) -> None
         fever.resume(cartpole.run)
     with pytest.raises(FeverError, match=r"fever\.resume has no setting stop\.stepps; did you mean steps"):
         fever.resume(cartpole, stop={"stepps": 300})
+    with pytest.raises(FeverError, match="stop=7 cannot be used: must be a mapping"):
+        fever.resume(cartpole, stop=7)
     with pytest.raises(FeverError, match="workers='many' cannot be used: must be a whole number"):
         fever.resume(cartpole, workers="many")
 
@@ -100,8 +102,9 @@ def test_evaluate_and_load_take_a_result_a_run_a_path_or_a_name(cartpole: Result
     other = fever.evaluate(cartpole, episodes=3, checkpoint="last", stochastic=True, seed=3)
     assert not np.array_equal(scores[0], other.returns)
     assert fever.load(cartpole).act(np.zeros(4)) == fever.load("cartpole", runs=folder).act(np.zeros(4))
-    with pytest.raises(FeverError, match="episodes=0"):
-        fever.evaluate(cartpole, episodes=0)
+    for wrong in ({"episodes": 0}, {"episodes": 2.5}, {"seed": -1}):
+        with pytest.raises(FeverError, match="must be a whole number"):
+            fever.evaluate(cartpole, **wrong)
     with pytest.raises(FeverError, match="there is no run nowhere"):
         fever.evaluate("nowhere", runs=folder)
 
@@ -168,7 +171,7 @@ def test_a_class_of_the_script_itself_is_found_there_and_only_there(tmp_path: Pa
             r'exists already.*; pass the id "MountainCar-v0", a class, or .*lambda: gym\.make',
         ),
         (gym.make_vec("CartPole-v1", 2), 'exists already.*"CartPole-v1"'),
-        (7, "env is a int, which makes no environments"),
+        (7, "env=7 makes no environments; pass the id"),
     ],
 )
 def test_an_environment_in_place_of_what_makes_one(env: Any, sentence: str, tmp_path: Path) -> None:
@@ -207,6 +210,8 @@ def test_runs_and_plot(cartpole: Result, unnamed: Result, folder: Path, tmp_path
     assert {text.get_text() for text in figure.axes[0].get_legend().get_texts()} == {"cartpole", "unnamed"}
     assert (tmp_path / "both.svg").read_text().startswith("<?xml")
     assert fever.plot("cartpole", folder=folder)._repr_png_().startswith(b"\x89PNG")
+    with pytest.raises(FeverError, match="at least one run"):
+        fever.plot([])
     with pytest.raises(FeverError, match="cannot be written"):
         fever.plot(cartpole, to=tmp_path / "x.nothing")
 
@@ -235,6 +240,7 @@ def test_defaults_of_a_search_are_those_of_its_configuration() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        ({"space": "gamma"}, "space must be a mapping"),
         ({"space": {}}, "say what to search"),
         ({"space": {"gamma": 0.9}}, "0.9 cannot be searched: give a list of values"),
         ({"space": {"gama": [0.9]}}, "did you mean gamma"),

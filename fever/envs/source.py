@@ -57,7 +57,7 @@ class EnvSource:
         if not isinstance(self.target, str):
             return self.target, None
         module, _, name = self.target.rpartition(":")
-        if NAMELESS.search(name) or (module == "__main__" and not hasattr(sys.modules["__main__"], name)):
+        if NAMELESS.search(name) or (module == "__main__" and not hasattr(sys.modules["__main__"], name.split(".")[0])):
             raise FeverError(
                 f"{self.target} is known only to the Python program that defined it; pass it again from there: "
                 "fever.evaluate(run, env=...), or likewise fever.resume and fever.watch"
@@ -139,12 +139,12 @@ def make_any(source: EnvSource, context: EnvContext) -> Any:
 
 def _not_a_source(target: Any) -> str:
     """The sentence about an environment that is made already, or anything else in place of what makes one."""
-    what = f"a {type(target).__name__}, which makes no environments"
-    spec = getattr(target, "spec", None) if isinstance(target, gym.Env | VectorEnv) else None
-    name = spec.id if spec is not None else "CartPole-v1"
     if isinstance(target, gym.Env | VectorEnv):
-        what = "an environment that exists already, and training makes its own"
-    return f'env is {what}; pass the id "{name}", a class, or a function: lambda: gym.make("{name}")'
+        what = "env is an environment that exists already, and training makes its own"
+        name = target.spec.id if target.spec is not None else "CartPole-v1"
+    else:
+        what, name = f"env={target!r} makes no environments", "CartPole-v1"
+    return f'{what}; pass the id "{name}", a class, or a function: lambda: gym.make("{name}")'
 
 
 def _is_json(values: dict[str, Any]) -> bool:

@@ -77,7 +77,7 @@ class Checkpoint:
         if pickled and not trust and current_job() is None:
             raise FeverError(
                 f"{self.files} holds pickles, which can run any program when they are read; "
-                "if you know who wrote them, add --trust"
+                "if you know who wrote them, add --trust (in Python: trust=True)"
             )
 
     def verify(self) -> None:

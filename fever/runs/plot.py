@@ -46,6 +46,8 @@ def save(figure: Figure, path: Path) -> None:
 
 def draw(runs: list[Run]) -> Curves:
     """Draw return, speed, learning curves and what environments report, of one or more runs over environment steps."""
+    if not runs:
+        raise FeverError("name at least one run to plot")
     curves = [run.curves() for run in runs]
     for run, curve in zip(runs, curves, strict=True):
         if not curve and (run.path / layout.TRIALS).is_dir():

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fever.config import RunConfig, validate
+from fever.errors import FeverError
 from fever.runs.run import Run
 
 
@@ -22,6 +23,8 @@ def resumed_config(
 
     `what` and `typed` are for messages, as in `validate`. Raises `FeverError` for a rule or value that cannot be used.
     """
+    if not isinstance(stop, Mapping):
+        raise FeverError(f"{what}: stop={stop!r} cannot be used: must be a mapping")
     rules = {"time" if name == "seconds" else name: value for name, value in stop.items()}
     values = run.config.model_dump(mode="json")
     values["stop"] |= rules
