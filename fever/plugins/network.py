@@ -228,7 +228,7 @@ def compute_at_once() -> None:
 
 def custom_network(network: Network, name: str, kwargs: dict[str, Any], observation: Description) -> CustomNetwork:
     """This network with the user's in the place of the layers before its heads; FeverError if that does not fit."""
-    inner = observation["observation"] if observation["type"] == "masked" else observation
+    inner = without_bounds(observation["observation"] if observation["type"] == "masked" else observation)
     try:
         kwargs = json.loads(json.dumps(kwargs))
     except (TypeError, ValueError) as error:
@@ -241,6 +241,16 @@ def custom_network(network: Network, name: str, kwargs: dict[str, Any], observat
         made = CustomNetwork(**{one.name: getattr(made, one.name) for one in fields(made)} | {"recurrent": "custom"})
     _ = made.structure  # fails now, in one sentence, rather than in a worker
     return made
+
+
+def without_bounds(description: Description) -> Description:
+    """A description of observations without what no network depends on."""
+    kept = {name: value for name, value in description.items() if name not in ("low", "high")}
+    if description["type"] == "dict":
+        kept["spaces"] = {key: without_bounds(part) for key, part in description["spaces"].items()}
+    elif description["type"] == "tuple":
+        kept["spaces"] = [without_bounds(part) for part in description["spaces"]]
+    return kept
 
 
 def load_policy(description: dict[str, Any], params: Params) -> Policy:

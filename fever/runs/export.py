@@ -53,10 +53,12 @@ def export(checkpoint: Checkpoint, target: Path) -> Path:
 
 
 def own_policy(checkpoint: Checkpoint) -> Any:
-    """The policy of a checkpoint. Raises `FeverError` if it is another library's."""
-    if checkpoint.provider is not None:
-        weights, algo = checkpoint.path / layout.ARRAYS, checkpoint.manifest["algo"]
-        raise FeverError(f"a network of {algo} does not act with NumPy alone; its weights, by name, are in {weights}")
+    """The policy of a checkpoint. Raises `FeverError` if its network is another library's, or the user's."""
+    weights, owner = checkpoint.path / layout.ARRAYS, checkpoint.manifest["algo"]
+    custom = checkpoint.manifest["policy"].get("network", {}).get("custom")
+    if checkpoint.provider is not None or custom:
+        what = custom or f"a network of {owner}"
+        raise FeverError(f"{what} does not act with NumPy alone; its weights, by name, are in {weights}")
     return checkpoint.policy()
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fever.errors import FeverError
-from fever.policy import Categorical, Gaussian, Network, Policy, SquashedGaussian
+from fever.policy import Categorical, Deterministic, Gaussian, Network, Policy, SquashedGaussian
 from fever.policy.networks import FORBIDDEN, NORMALISED_LIMIT
 from fever.policy.spaces import Description
 from fever.runs.checkpoint import Checkpoint
@@ -163,7 +163,10 @@ def _perceptron(graph: Graph, network: Network, params: Any, name: str, x: str) 
     for index in range(len(network.hidden)):
         x = graph.dense(x, params[f"{name}{index}/w"], params[f"{name}{index}/b"])
         x = graph.node("Tanh" if network.activation == "tanh" else "Relu", x)
-    return graph.dense(x, params[f"{name}/w"], params[f"{name}/b"])
+    last, bias = params[f"{name}/w"], params[f"{name}/b"]
+    if network.quantiles:  # their mean is a smaller layer
+        last, bias = (array.reshape(*array.shape[:-1], -1, network.quantiles).mean(-1) for array in (last, bias))
+    return graph.dense(x, last, bias)
 
 
 def _action(graph: Graph, policy: Policy, parameters: str) -> str:
@@ -177,11 +180,11 @@ def _action(graph: Graph, policy: Policy, parameters: str) -> str:
         logits = graph.node("Sub", logits, np.float32(-FORBIDDEN) * outside.astype(np.float32))
         best = graph.node("ArgMax", logits, axis=-1, keepdims=0)
         best = graph.node("Add", best, np.asarray(distribution.starts, np.int64))
-    elif isinstance(distribution, Gaussian) and type(distribution) in (Gaussian, SquashedGaussian):
+    elif isinstance(distribution, Gaussian) and type(distribution) in (Gaussian, SquashedGaussian, Deterministic):
         wide = np.promote_types(np.float32, kind)
         low, high = (np.asarray(bound, wide) for bound in (distribution.low, distribution.high))
         best = graph.node("Cast", graph.columns(parameters, 0, len(low)), to=graph.type_of(wide))
-        if isinstance(distribution, SquashedGaussian):
+        if type(distribution) is not Gaussian:
             best = graph.node("Tanh", best)
         best = graph.node("Add", graph.node("Mul", best, (high - low) / 2), (low + high) / 2)
         best = graph.node("Min", graph.node("Max", best, low), high)
@@ -250,6 +253,8 @@ def describe(policy: Policy, env: str, algo: str) -> dict[str, Any]:
         if policy.network.action_values
         else "logits, one block for each choice"
         if isinstance(policy.distribution, Categorical)
+        else "the action before tanh and scaling to the bounds"
+        if isinstance(policy.distribution, Deterministic)
         else "means, then log standard deviations, before scaling to the bounds",
         "action": "the most likely action, as the environment takes it",
     }

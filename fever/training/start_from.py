@@ -20,14 +20,9 @@ from fever.runs.checkpoint import WEIGHTS_PREFIX, Checkpoint
 from fever.runs.run import Run
 from fever.training.setup import Prepared
 
-HEADS = (
-    "outputs",
-    "log_std",
-    "value_head",
-    "action_values",
-    "dueling",
-    "squashed",
-)  # what algorithms choose themselves
+HEADS = (  # what algorithms choose themselves
+    "outputs", "log_std", "value_head", "action_values", "dueling", "squashed", "quantiles",
+)  # fmt: skip
 NORMALISED = "observation/mean"  # among the weights of a policy that normalises observations
 
 

@@ -48,6 +48,8 @@ CASES = {
     "gaussian": (BOX, TORQUES, GAUSSIAN),
     "gaussian in doubles": (BOX, WIDE, GAUSSIAN),
     "squashed": (BOX, TORQUES, {**SMALL_HEADS, "squashed": True, "value_head": False}),
+    "deterministic": (BOX, TORQUES, {**SMALL_HEADS, "squashed": "deterministic", "value_head": False}),
+    "quantiles": (BOX, DISCRETE, {**SMALL_HEADS, "action_values": True, "quantiles": 5, "dueling": True}),
     "action values": (BOX, DISCRETE, {**SMALL_HEADS, "action_values": True, "value_head": False}),
     "dueling": (BOX, DISCRETE, {**SMALL_HEADS, "action_values": True, "dueling": True}),
     "masked": (with_mask(BOX, SEVERAL, None), SEVERAL, SMALL_HEADS),
