@@ -33,13 +33,13 @@ def pairwise_loss(quantiles: Any, targets: Any, levels: Any, xp: Any = np) -> An
 # Truncation and loss.
 
 
-def test_the_largest_values_of_each_row_are_left_out() -> None:
-    values = jnp.array([[3.0, 1.0, 2.0, 5.0], [-1.0, -1.0, -1.0, -2.0], [0.0, 0.0, 0.0, 0.0]])
-    kept = np.asarray(keep_smallest(values, 2))
+def test_the_largest_values_of_each_column_are_left_out() -> None:
+    values = jnp.array([[3.0, 1.0, 2.0, 5.0], [-1.0, -1.0, -1.0, -2.0], [0.0, 0.0, 0.0, 0.0]]).T
+    kept = np.asarray(keep_smallest(values, 2)).T
     np.testing.assert_array_equal(kept[0], [0, 1, 1, 0])
     assert kept[1, 3] == 1
     assert kept.sum(1).tolist() == [2, 2, 2]  # also among equal values
-    np.testing.assert_array_equal(keep_smallest(values, 0), np.ones((3, 4)))
+    np.testing.assert_array_equal(keep_smallest(values, 0), np.ones((4, 3)))
 
 
 def test_the_loss_of_one_quantile_by_hand() -> None:
@@ -53,9 +53,9 @@ def test_the_loss_of_one_quantile_by_hand() -> None:
 def test_the_loss_and_its_slopes_are_those_of_all_pairs_that_are_kept() -> None:
     rng = np.random.default_rng(0)
     quantiles, pooled = rng.normal(0, 2, (3, 5, 4)).astype(np.float32), rng.normal(0, 2, (5, 12)).astype(np.float32)
-    levels, kept = (np.arange(4, dtype=np.float32) + 0.5) / 4, keep_smallest(pooled, 3)
+    levels, kept = (np.arange(4, dtype=np.float32) + 0.5) / 4, keep_smallest(pooled.T, 3)
     smallest = np.sort(pooled, axis=1)[:, :9]
-    loss, slopes = quantile_huber_loss(jnp.asarray(quantiles), pooled.T, kept.T, levels)
+    loss, slopes = quantile_huber_loss(jnp.asarray(quantiles), pooled.T, kept, levels)
     expected, gradient = jax.value_and_grad(lambda q: pairwise_loss(q, smallest, levels, jnp))(jnp.asarray(quantiles))
     assert float(loss) == pytest.approx(float(expected), rel=1e-5)
     np.testing.assert_allclose(slopes, gradient, rtol=1e-4, atol=1e-7)
