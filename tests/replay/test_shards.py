@@ -260,7 +260,7 @@ def test_the_only_shard_may_die(resting: bool, tmp_path: Path, ray: Any) -> None
 @pytest.mark.parametrize("kind", ["RayActorError", "OutOfMemoryError", "NodeDiedError"])
 def test_an_explorer_outlives_its_shard(kind: str, ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     explorer = object.__new__(ShardExplorer)
-    monkeypatch.setattr(explorer, "explore", lambda *arguments: (SimpleNamespace(rewards=[1, 2]), "report"))
+    monkeypatch.setattr(explorer, "explore", lambda *arguments: (SimpleNamespace(experienced=2), "report"))
     explorer.sent = "what the shard died of"
     shard = SimpleNamespace(add=SimpleNamespace(remote=lambda block: "the next"))
     error = getattr(ray.exceptions, kind)(*([] if kind == "RayActorError" else ["it is gone"]))
