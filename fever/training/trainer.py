@@ -26,7 +26,7 @@ from fever.sampling.ray_cluster import connect, is_elastic, try_everywhere
 from fever.signals import Interrupts
 from fever.training.callbacks import Callback, Callbacks, TensorBoard, TrainingInfo
 from fever.training.display import Display
-from fever.training.evaluation import METRICS, Best, Evaluation
+from fever.training.evaluation import METRICS, Best, Evaluation, check_can_evaluate
 from fever.training.logs import log_to_file
 from fever.training.progress import Progress, phase_shares
 
@@ -104,6 +104,7 @@ class Trainer:
         self.display = display or Display()
         self.source = source or EnvSource(config.env, config.env_kwargs)
         self.resuming, self.which = run, which
+        check_can_evaluate(config)
         from fever.training.setup import prepare
 
         self.prepared = prepare(config, self.source, self.display.message)
@@ -191,17 +192,16 @@ class Trainer:
         """Start what gathers experience, with the replay buffer that a resumed run had saved."""
         from fever.algos.base import SamplingContext
 
-        count = self.config.workers
+        count, workdir = self.config.workers, run.path.resolve() / layout.WORK
         assert isinstance(count, int)
+        if self.config.eval_every is not None:
+            self.evaluation = Evaluation(self.config, self.source, self.prepared.policy, workdir / "evaluation")
         if count or self.prepared.on_ray:
             workers = f" and {count} worker{'s' if count > 1 else ''}" if count else ""
             self.display.message(f"starting Ray{workers}")
             if is_elastic():
                 try_everywhere(connect(count), self.prepared.source)
-        workdir = run.path.resolve() / layout.WORK
         place = SamplingContext(self.source, workdir, self.progress.generation, self.config.gpus_per_worker)
-        if self.config.eval_every is not None:
-            self.evaluation = Evaluation(self.config, self.source, self.prepared.policy, workdir / "evaluation")
         self.pool = pool = self.learner.start(place)
         if self.prepared.all_cores is not None:
             pool.track_cores(self.prepared.all_cores)

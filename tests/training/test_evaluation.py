@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import fever
-from fever.config import RunConfig
 from fever.envs.source import EnvSource
 from fever.errors import FeverError
 from fever.runs.player import Player
@@ -146,9 +145,9 @@ def test_other_spaces_are_refused_before_anything_is_made(tmp_path: Path) -> Non
 
 
 def test_rllib_is_told_to_use_its_own_evaluation(tmp_path: Path) -> None:
-    config = RunConfig(env="CartPole-v1", algo="rllib:PPO", eval_every=100, workers=0)
     with pytest.raises(FeverError, match=r"rllib:PPO has its own evaluation; .* evaluation_interval"):
-        Evaluation(config, None, {}, tmp_path)  # type: ignore[arg-type]
+        fever.train("CartPole-v1", "rllib:PPO", runs=tmp_path, eval_every=100)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_environments_of_evaluation_are_made_once_and_closed(tmp_path: Path, monkeypatch: Any) -> None:
