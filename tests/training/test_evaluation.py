@@ -93,6 +93,7 @@ def test_a_resumed_run_keeps_the_best_and_evaluates_at_the_same_steps(tmp_path: 
     again = resume(result.run, result.run.config.model_copy(update={"stop": stop}))
     assert [row["iteration"] for row in again.run.evaluations()] == [2, 4, 6]
     assert again.run.checkpoint("best").iteration == 4
+    assert [one.iteration for one in again.run.checkpoints()] == [4, 5, 7]  # the evaluation after 6 was not the best
     stop = stop.model_copy(update={"iterations": 8})
     again = resume(again.run, again.run.config.model_copy(update={"stop": stop}))
     assert again.run.checkpoint("best").iteration == 8  # as good, and it has learned for longer
