@@ -22,16 +22,20 @@ METRICS = {f"eval/{name}": name for name in ("return_mean", "return_std", "lengt
 BEST_SHARE = 0.03  # of the time may go into saving checkpoints because their scores of training are the best so far
 
 
+def check_can_evaluate(config: RunConfig) -> None:
+    """Refuse evaluation of an algorithm that is another library's: only its own checkpoints can be played."""
+    if config.eval_every is not None and find_provider(config.algo) is not None:
+        raise FeverError(
+            f"--eval-every: {config.algo} has its own evaluation; switch it on with the setting evaluation_interval"
+        )
+
+
 class Evaluation:
     """Plays `eval_episodes` episodes with the most likely actions every `eval_every` steps, in this process."""
 
     def __init__(self, config: RunConfig, source: EnvSource, policy: dict[str, Any], workdir: Path) -> None:
         """Make the environments, which stay open; `policy` is the policy's description, as in checkpoints."""
         assert config.eval_every is not None
-        if find_provider(config.algo) is not None:
-            raise FeverError(
-                f"--eval-every: {config.algo} has its own evaluation; switch it on with the setting evaluation_interval"
-            )
         self.every, self.policy = config.eval_every, policy
         source = EnvSource(source.target, {**source.kwargs, **config.eval_env_kwargs})
         assert isinstance(config.workers, int)

@@ -27,7 +27,7 @@ from fever.signals import Interrupts
 from fever.training.callbacks import Callback, Callbacks, TensorBoard, TrainingInfo
 from fever.training.display import Display
 from fever.training.env_arguments import EnvArguments
-from fever.training.evaluation import METRICS, Best, Evaluation
+from fever.training.evaluation import METRICS, Best, Evaluation, check_can_evaluate
 from fever.training.logs import log_to_file
 from fever.training.named import make_callbacks, make_loggers
 from fever.training.progress import Progress, phase_shares
@@ -107,6 +107,7 @@ class Trainer:
         changes = run.checkpoint(which).env_changes if run is not None else {}
         self.env = EnvArguments(source or EnvSource(config.env, config.env_kwargs), changes)
         self.resuming, self.which = run, which
+        check_can_evaluate(config)
         from fever.training.setup import prepare
 
         named, loggers = make_callbacks(config), make_loggers(config)
@@ -212,17 +213,16 @@ class Trainer:
         """Start what gathers experience, with the replay buffer that a resumed run had saved."""
         from fever.algos.base import SamplingContext
 
-        count = self.config.workers
+        count, workdir = self.config.workers, run.path.resolve() / layout.WORK
         assert isinstance(count, int)
+        if self.config.eval_every is not None:
+            self.evaluation = Evaluation(self.config, self.source, self.prepared.policy, workdir / "evaluation")
         if count or self.prepared.on_ray:
             workers = f" and {count} worker{'s' if count > 1 else ''}" if count else ""
             self.display.message(f"starting Ray{workers}")
             if is_elastic():
                 try_everywhere(connect(count), self.prepared.source)
-        workdir = run.path.resolve() / layout.WORK
         place = SamplingContext(self.source, workdir, self.progress.generation, self.config.gpus_per_worker)
-        if self.config.eval_every is not None:
-            self.evaluation = Evaluation(self.config, self.source, self.prepared.policy, workdir / "evaluation")
         self.pool = pool = self.learner.start(place)
         if self.prepared.all_cores is not None:
             pool.track_cores(self.prepared.all_cores)

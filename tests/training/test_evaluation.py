@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import fever
-from fever.config import RunConfig
 from fever.envs.source import EnvSource
 from fever.errors import FeverError
 from fever.runs.player import Player
@@ -94,6 +93,7 @@ def test_a_resumed_run_keeps_the_best_and_evaluates_at_the_same_steps(tmp_path: 
     again = resume(result.run, result.run.config.model_copy(update={"stop": stop}))
     assert [row["iteration"] for row in again.run.evaluations()] == [2, 4, 6]
     assert again.run.checkpoint("best").iteration == 4
+    assert [one.iteration for one in again.run.checkpoints()] == [4, 5, 7]  # the evaluation after 6 was not the best
     stop = stop.model_copy(update={"iterations": 8})
     again = resume(again.run, again.run.config.model_copy(update={"stop": stop}))
     assert again.run.checkpoint("best").iteration == 8  # as good, and it has learned for longer
@@ -146,9 +146,9 @@ def test_other_spaces_are_refused_before_anything_is_made(tmp_path: Path) -> Non
 
 
 def test_rllib_is_told_to_use_its_own_evaluation(tmp_path: Path) -> None:
-    config = RunConfig(env="CartPole-v1", algo="rllib:PPO", eval_every=100, workers=0)
     with pytest.raises(FeverError, match=r"rllib:PPO has its own evaluation; .* evaluation_interval"):
-        Evaluation(config, None, {}, tmp_path)  # type: ignore[arg-type]
+        fever.train("CartPole-v1", "rllib:PPO", runs=tmp_path, eval_every=100)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_environments_of_evaluation_are_made_once_and_closed(tmp_path: Path, monkeypatch: Any) -> None:
