@@ -65,6 +65,7 @@ def evaluate(
     sampled = None if stochastic else compare_sampled(chosen, source, scores, seed, max_steps, compare)
     told.end()
     notes = evaluation_notes(source.name, scores, sampled)
+    _note_missing_score(found, chosen, checkpoint)
     if as_json:
         described = {"run": str(found.path), "checkpoint": chosen.iteration, "env": source.name}
         more = {"distinct_starts": scores.distinct, "sampled": sampled and sampled.summary(), "notes": notes}
@@ -101,6 +102,7 @@ def watch(
     found, chosen, source = _open(run, runs, checkpoint, env, env_kwargs)
     path, total = api.film(found, chosen, source, to, steps, seed, stochastic)
     print(f"{path}: one episode, return {format_number(total)}")
+    _note_missing_score(found, chosen, checkpoint)
 
 
 def _open(run: str, runs: str, which: str, env: str | None, env_kwargs: str | None) -> tuple[Any, Any, Any]:
@@ -110,18 +112,16 @@ def _open(run: str, runs: str, which: str, env: str | None, env_kwargs: str | No
 
     found = Run.open(run, runs)
     arguments = json_object(env_kwargs, "--env-kwargs") if env_kwargs is not None else {}
-    chosen = _choose(found, which)
+    chosen = found.checkpoint(which)
     return found, chosen, source_of(found, env, arguments, chosen)
 
 
-def _choose(found: Any, which: str) -> Any:
-    """A checkpoint of a run; says so if it is the last one because none has a score."""
-    chosen = found.checkpoint(which)
+def _note_missing_score(found: Any, chosen: Any, which: str) -> None:
+    """Say so if the best checkpoint is only the last one, because none has a score."""
     if which == "best" and chosen.score is None:
         evaluated = found.config.eval_every is not None
         why = "it was not evaluated yet" if evaluated else "fewer than 20 episodes ended"
-        print(f"fever: no checkpoint of {found.path} has a score ({why}): the last one is used", file=sys.stderr)
-    return chosen
+        print(f"fever: no checkpoint of {found.path} has a score ({why}): the last one was used", file=sys.stderr)
 
 
 @commands.command(name="runs")
@@ -243,16 +243,18 @@ def export(
     from fever.runs.run import Run
 
     found = Run.open(run, runs)
-    chosen = _choose(found, checkpoint)
+    chosen = found.checkpoint(checkpoint)
     if onnx:
         from fever.runs.onnx import DESCRIPTION, MODEL, export_onnx
 
         folder = export_onnx(chosen, to or found.path / layout.EXPORTED_ONNX)
         print(f"{folder / MODEL}: its inputs and outputs are described in {folder / DESCRIPTION}")
+        _note_missing_score(found, chosen, checkpoint)
         return
     path = export(chosen, to or found.path / layout.EXPORTED)
     print(f"{path}: import it from {path.parent}, or copy it anywhere:")
     print(f"    from {path.name} import load; load().act(observation)")
+    _note_missing_score(found, chosen, checkpoint)
 
 
 def _score_text(checkpoint: dict[str, Any]) -> str:

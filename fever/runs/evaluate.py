@@ -29,12 +29,12 @@ def source_of(
     """The environment that a run was trained on, or another one.
 
     The run's own has the arguments in force when the checkpoint was written, or those that the run began with, and
-    `env_kwargs` replace some of them. Another one has `env_kwargs` alone. `env` may also be the run's own again: a
-    lambda cannot be found by its name.
+    `env_kwargs` replace some of them; so has a class or factory, which may be the run's own again: a lambda cannot be
+    found by its name. Another environment, by name, has `env_kwargs` alone.
     """
     config = run.config
     given = EnvSource(config.env if env is None else env, env_kwargs or {})
-    if given.name != config.env:
+    if isinstance(given.target, str) and given.name != config.env:
         return given
     changed = checkpoint.env_changes if checkpoint is not None else {}
     source = EnvSource(given.target, {**config.env_kwargs, **changed, **given.kwargs})

@@ -101,7 +101,7 @@ def test_resume_and_evaluation_have_the_new_arguments(tmp_path: Path, workers: i
     assert {row["length"] for row in run.episodes()[before:]} == {9}
     assert run.metrics()[-1]["env/limit"] == 9
     assert run.checkpoint().env_changes == {"limit": 9}
-    assert set(evaluate(run.checkpoint(), source_of(run, run.checkpoint()), 2).lengths) == {9}
+    assert set(evaluate(run.checkpoint(), source_of(run, checkpoint=run.checkpoint()), 2).lengths) == {9}
     assert set(evaluate(run.checkpoint(), source_of(run), 2).lengths) == {5}
 
 
