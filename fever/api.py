@@ -181,11 +181,10 @@ def film(
     stochastic: bool,
 ) -> tuple[Path, float]:
     """What `watch` does once the run, its checkpoint and the environment are found."""
-    for variable, value in {
-        "PYGAME_HIDE_SUPPORT_PROMPT": "1",
-        "SDL_VIDEODRIVER": "dummy",
-        "SDL_AUDIODRIVER": "dummy",
-    }.items():
+    hidden = {"PYGAME_HIDE_SUPPORT_PROMPT": "1", "SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy"}
+    if "DISPLAY" not in os.environ:
+        hidden["MUJOCO_GL"] = "egl"  # its default needs a display
+    for variable, value in hidden.items():
         os.environ.setdefault(variable, value)
     suffix = "mp4" if can_write_mp4() else "gif"
     path = run.path / layout.VIDEOS / f"{checkpoint.path.name}.{suffix}" if to is None else Path(to)

@@ -86,7 +86,7 @@ class Stop(Settings):
     reward: float | None = setting(
         None, "mean return over the last `window` episodes; with eval_every, of the latest evaluation"
     )
-    steps: int | None = setting(None, "environment steps, all workers together", gt=0)
+    steps: Count | None = setting(None, "environment steps, all workers together, as 200000, 200k or 1M")
     seconds: Duration | None = setting(None, "wall time in seconds, or with a unit: 90s, 10m, 2h")
     iterations: int | None = setting(None, "training iterations", gt=0)
     window: int = setting(20, "number of episodes that the mean return is taken over", gt=0)

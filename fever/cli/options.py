@@ -25,7 +25,7 @@ def _option(kind: Any, help: str, *names: str, **more: Any) -> Any:
 
 STOP = {  # when a run ends
     "stop_reward": _option(float, "Stop at this mean return over the last episodes."),
-    "stop_steps": _option(int, "Stop after this many environment steps."),
+    "stop_steps": _option(str, "Stop after this many environment steps: 50000, 200k, 1M."),
     "stop_time": _option(str, "Stop after this time: 90s, 10m, 2h."),
     "stop_iterations": _option(int, "Stop after this many training iterations."),
     "stop_window": _option(int, "Number of episodes that the mean return is taken over.  \\[default: 20]"),

@@ -143,6 +143,11 @@ def frame_of(env: Any, name: str) -> np.ndarray:
         frame = env.render()
     except (ImportError, gym.error.DependencyNotInstalled) as error:
         raise FeverError(f'{name} cannot be drawn; install what it needs with: pip install "fever[render]"') from error
+    except NotImplementedError as error:
+        raise FeverError(f"{name} cannot be drawn: it has no method render") from error
+    except Exception as error:  # whatever a user's render() raises, or its graphics library
+        hint = "; without a display, MuJoCo needs the libraries of EGL, or MUJOCO_GL=osmesa" if "OpenGL" in str(error) else ""
+        raise FeverError(f"{name} cannot be drawn: {type(error).__name__}: {error}{hint}") from error
     if not isinstance(frame, np.ndarray) or frame.ndim != 3:
         raise FeverError(f"{name} cannot be filmed: it has no render mode rgb_array")
     return frame.astype(np.uint8)
