@@ -192,8 +192,11 @@ def _require_bytes(array: np.ndarray) -> None:
         raise ValueError(f"the observation has dtype {array.dtype} and its space says uint8")
 
 
-def difference(there: Description, here: Description, bounds: bool = True) -> str:
-    """Where two spaces differ, in words; empty if they do not. `bounds`: whether those of boxes count."""
+def difference(there: Any, here: Any, bounds: bool = True) -> str:
+    """Where two descriptions differ, in words; empty if they do not. `bounds`: whether those of boxes count. Other
+    libraries describe spaces by a text."""
+    if not isinstance(there, dict) or not isinstance(here, dict):
+        return "" if there == here else f"it is {there} there and {here} here"
     if there.get("type") != here.get("type"):
         return f"it is {there.get('type')} there and {here.get('type')} here"
     for field in dict.fromkeys([*there, *here]):
@@ -213,7 +216,7 @@ def difference(there: Description, here: Description, bounds: bool = True) -> st
     return ""
 
 
-def mismatch(made_for: tuple[Description, Description], has: tuple[Description, Description]) -> str:
+def mismatch(made_for: tuple[Any, Any], has: tuple[Any, Any]) -> str:
     """How an environment's observation and action space differ from those that a network was made for, in words; empty
     if it fits. Bounds of observations do not count: no network depends on them."""
     for which, there, here in zip(("observation", "action"), made_for, has, strict=True):

@@ -395,7 +395,7 @@ class Trainer:
         checkpoint = run.checkpoint(self.which)
         kept, now = checkpoint.manifest["policy"], self.prepared.policy
         checkpoint.check_spaces(now["observation"], now["action"], self.source.name)
-        if kept["network"] != json.loads(json.dumps(now["network"])):
+        if not same_network(kept, json.loads(json.dumps(now))):
             where = run.path / layout.CONFIG
             raise FeverError(f"{checkpoint.path} has another network; restore the network settings in {where}")
         arrays = checkpoint.arrays()
@@ -436,3 +436,9 @@ class Trainer:
         }
         run.write_summary(summary)
         return summary
+
+
+def same_network(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two policies, as checkpoints describe them, differ in nothing but their spaces."""
+    spaces = ("observation", "action")
+    return all(one.get(name) == other.get(name) for name in {*one, *other} if name not in spaces)
