@@ -90,7 +90,8 @@ def compare_sampled(
     """
     if wanted is False or (wanted is None and (checkpoint.provider is not None or greedy.seconds > CHEAP_SECONDS)):
         return None
-    if checkpoint.provider is None and checkpoint.policy().network.action_values:
+    network = checkpoint.policy().network if checkpoint.provider is None else None
+    if network is not None and (network.action_values or network.squashed == "deterministic"):
         return None
     count = len(greedy.returns)
     return evaluate(checkpoint, source, min(count, max(5, count // 2)), seed, False, max_steps)
@@ -146,7 +147,11 @@ def frame_of(env: Any, name: str) -> np.ndarray:
     except NotImplementedError as error:
         raise FeverError(f"{name} cannot be drawn: it has no method render") from error
     except Exception as error:  # whatever a user's render() raises, or its graphics library
-        hint = "; without a display, MuJoCo needs the libraries of EGL, or MUJOCO_GL=osmesa" if "OpenGL" in str(error) else ""
+        hint = (
+            "; without a display, MuJoCo needs the libraries of EGL, or MUJOCO_GL=osmesa"
+            if "OpenGL" in str(error)
+            else ""
+        )
         raise FeverError(f"{name} cannot be drawn: {type(error).__name__}: {error}{hint}") from error
     if not isinstance(frame, np.ndarray) or frame.ndim != 3:
         raise FeverError(f"{name} cannot be filmed: it has no render mode rgb_array")

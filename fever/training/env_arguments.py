@@ -22,7 +22,7 @@ class EnvArguments:
     """The environment with the arguments in force; checkpoints keep `changes`, made since the run began."""
 
     def __init__(self, source: EnvSource, changes: dict[str, Any]) -> None:
-        self.changes = changes
+        self.changes, self.first = changes, source  # the latter as the run began
         self.source = replace(source, kwargs={**source.kwargs, **changes})
 
     def change(self, changes: dict[str, Any], pool: Pool, policy: dict[str, Any]) -> bool:

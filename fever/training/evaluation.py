@@ -12,7 +12,8 @@ from fever.config import RunConfig
 from fever.envs.contract import Envs
 from fever.envs.source import EnvContext, EnvSource
 from fever.errors import FeverError
-from fever.policy import Params, Policy
+from fever.plugins.network import load_policy
+from fever.policy import Params
 from fever.policy.spaces import mismatch
 from fever.runs.checkpoint import EVALUATION, TRAINING, Checkpoint, best_of
 from fever.runs.player import Player
@@ -36,7 +37,7 @@ class Evaluation:
     def __init__(self, config: RunConfig, source: EnvSource, policy: dict[str, Any], workdir: Path) -> None:
         """Make the environments, which stay open; `policy` is the policy's description, as in checkpoints."""
         assert config.eval_every is not None
-        self.every, self.policy = config.eval_every, policy
+        self.every, self.policy = config.eval_every, load_policy(policy, {})
         source = EnvSource(source.target, {**source.kwargs, **config.eval_env_kwargs})
         assert isinstance(config.workers, int)
         context = EnvContext(max(1, config.workers), workdir)  # an index that no sampler begins with
@@ -54,7 +55,8 @@ class Evaluation:
 
     def run(self, weights: Params) -> dict[str, Any]:
         """Evaluate these weights; returns the evaluation's row without the counters."""
-        scores = self.player.play(Policy.from_description(self.policy, weights))
+        self.policy.params = weights
+        scores = self.player.play(self.policy)
         summary = scores.summary()
         return {
             **{name: summary[name] for name in ("return_mean", "return_interval", "return_std", "length_mean")},
@@ -65,7 +67,7 @@ class Evaluation:
         }
 
     def _check(self, envs: Envs) -> None:
-        made_for = self.policy["observation"], self.policy["action"]
+        made_for = self.policy.observation, self.policy.action
         if found := mismatch(made_for, (envs.observation, envs.action)):
             raise FeverError(f"evaluation's environment does not fit training's: it has {found}")
 

@@ -216,7 +216,7 @@ class Trainer:
         count, workdir = self.config.workers, run.path.resolve() / layout.WORK
         assert isinstance(count, int)
         if self.config.eval_every is not None:
-            self.evaluation = Evaluation(self.config, self.source, self.prepared.policy, workdir / "evaluation")
+            self.evaluation = Evaluation(self.config, self.env.first, self.prepared.policy, workdir / "evaluation")
         if count or self.prepared.on_ray:
             workers = f" and {count} worker{'s' if count > 1 else ''}" if count else ""
             self.display.message(f"starting Ray{workers}")

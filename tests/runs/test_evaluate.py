@@ -172,7 +172,9 @@ def test_eval_says_what_it_found(scenario: Result) -> None:
     assert "no checkpoint of a has a score (fewer than 20 episodes ended): the last one was used" in done.stderr
     done = run_fever(*words, "--env-kwargs", '{"width": 2}', cwd=folder)
     assert done.returncode == 2
-    assert done.stderr.strip().endswith("ScenarioEnv, which has another observation space: its shape is [1] there and [2] here")
+    assert done.stderr.strip().endswith(
+        "ScenarioEnv, which has another observation space: its shape is [1] there and [2] here"
+    )
 
 
 def test_another_environment_has_its_own_arguments(scenario: Result) -> None:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,8 @@ def pids_of(stream: RayStream) -> list[int]:
 def by_hand(queue_size: int = 100, max_lag: int = 100) -> Iterator[tuple[RayStream, Callable[..., None]]]:
     """A stream, and a function that lets a fragment of some worker and version arrive."""
     algorithm = learner(EnvSource("CartPole-v1"), 1)
-    stream = RayStream(Any, algorithm.task.observation, algorithm.task.action, 0, 0, queue_size, max_lag)  # type: ignore
+    spec: Any = SimpleNamespace(source=None)  # no worker is made
+    stream = RayStream(spec, algorithm.task.observation, algorithm.task.action, 0, 0, queue_size, max_lag)
     stream.get = lambda call: (call, Output("", {}))  # type: ignore[method-assign, assignment, return-value]
 
     def arrive(version: int, worker: int = 0) -> None:

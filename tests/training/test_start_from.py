@@ -14,8 +14,7 @@ from fever import layout
 from fever.config import RunConfig
 from fever.errors import FeverError
 from fever.job import JOB, START, JobFolder
-from fever.policy.spaces import Description
-from fever.policy.spaces import difference
+from fever.policy.spaces import Description, difference
 from fever.runs.run import Run
 from fever.training.start_from import pack_start, resolve
 from fever.training.trainer import Trainer
@@ -102,7 +101,12 @@ def test_another_algorithm_takes_what_fits(tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("env", "algo", "settings", "sentence"),
     [
-        ("Acrobot-v1", "ppo", {}, r"Acrobot-v1, which has another observation space: its shape is \[4\] there and \[6\] here"),
+        (
+            "Acrobot-v1",
+            "ppo",
+            {},
+            r"Acrobot-v1, which has another observation space: its shape is \[4\] there and \[6\] here",
+        ),
         ("CartPole-v1", "ppo", {"hidden": [8, 8]}, r"its network has hidden=\[8\] and this run's \[8, 8\]"),
         ("CartPole-v1", "ppo", {"recurrent": "gru"}, r'its network has recurrent="none" and this run\'s "gru"'),
         ("CartPole-v1", "ppo", {"normalize_observations": False}, "its policy normalises observations and this run's"),
