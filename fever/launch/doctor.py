@@ -21,6 +21,9 @@ OPTIONAL = {  # module -> fever's extra, what it is for
     "torch": ("rllib", "RLlib's algorithms"),
     "optuna": ("tune", "fever tune --search optuna"),
     "boto3": ("aws", "clusters on AWS"),
+    "onnx": ("onnx", "fever export --onnx"),
+    "wandb": ("wandb", "--log wandb"),
+    "mlflow": ("mlflow", "--log mlflow"),
 }
 
 

@@ -135,6 +135,8 @@ class RayPool(Pool):
 
     def _ask_starts(self) -> bool:
         """What the first worker says of how its environments began."""
+        if not self.actors:
+            return False
         try:
             alike, output = self.get(self.call(0, "starts_alike"))
         except self.lost:
