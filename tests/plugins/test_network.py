@@ -241,7 +241,7 @@ def test_heads_keep_their_layers_if_asked_to() -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("algo", ["ppo", "apex"])
+@pytest.mark.parametrize("algo", ["ppo", pytest.param("apex", marks=pytest.mark.slow)])
 def test_workers_act_with_it(algo: str, fever: Fever) -> None:
     small = ("warmup=50", "batch=16") if algo == "apex" else ()
     words = ("train", "CartPole-v1", "--algo", algo, "--workers", "2", "--stop-steps", "2000", "--name", "run")

@@ -55,15 +55,15 @@ class CrossQ(OffPolicyAlgorithm):
 
     def __init__(self, config: CrossQConfig, task: Task) -> None:
         super().__init__(config, task)
-        if task.action["type"] != "box" or task.observation["type"] == "image":
-            raise FeverError(f"{task.name}: CrossQ needs a Box action space, and observations that are no images")
+        if task.action["type"] != "box":
+            raise FeverError(f"{task.name} has no Box action space, which CrossQ needs")
         self.network = build_network(config, task, value_head=False, squashed=True)
         self.distribution: Any = distribution_for(task.action, squashed=True)
         size = self.distribution.action_shape[0]
         self.target_entropy = -float(size) if config.target_entropy is None else config.target_entropy
-        sizes = [self.network.input_shape[0] + size, *config.critic_hidden]
+        critics, features = self.network.init_features(self.rng)  # of images, or of a network of one's own
+        sizes = [features + size, *config.critic_hidden]
         self.layers = [(f"{critic}{index}", width) for critic in CRITICS for index, width in enumerate(sizes)]
-        critics: Params = {}
         for name in CRITICS:  # the last layer is called as the others, so that a loop can go through them
             critics |= init_perceptron(self.rng, name, [*sizes, 1], 1.0)
             for part in ("w", "b"):
@@ -104,8 +104,9 @@ class CrossQ(OffPolicyAlgorithm):
         """Q_i(s, a) `[2, B]` and the new running statistics. Without `warm` they normalise, and do not change; with it,
         the batch is normalised by its own, and if it is true corrected towards the running ones."""
         params, new, values = self.critics.unpack(critics), dict(statistics), []
+        inputs = jnp.concatenate([self.network.features(params, observations, jnp), actions], axis=-1)
         for critic in CRITICS:
-            x = jnp.concatenate([self.network.features({}, observations, jnp), actions], axis=-1)
+            x = inputs
             for index in range(len(self.config.critic_hidden) + 1):
                 layer = f"{critic}{index}"
                 x = jax.nn.relu(x) if index else x
@@ -142,8 +143,9 @@ class CrossQ(OffPolicyAlgorithm):
             learned = self.step(learned, "actor", gradient, learning_rate)
             return self.step(learned, "temperature", (entropy - self.target_entropy)[None], learning_rate)
 
-        (loss, more), gradient = jax.value_and_grad(critic_loss, has_aux=True)(learned["critics"])
-        errors, target, statistics = more
+        (loss, (errors, target, statistics)), gradient = jax.value_and_grad(critic_loss, has_aux=True)(
+            learned["critics"]
+        )
         learned = self.step({**learned, "statistics": statistics}, "critics", gradient, learning_rate)
         learned = jax.lax.cond(batch["count"] % self.config.policy_delay == 0, actor_step, lambda same: same, learned)
         size_of_error, norm = jnp.abs(errors).mean(), jnp.sqrt((gradient**2).sum())
