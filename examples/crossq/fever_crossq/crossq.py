@@ -83,9 +83,8 @@ class CrossQ(OffPolicyAlgorithm):
 
     def inputs(self, batch: Batch) -> dict[str, Any]:
         """The number of every gradient step `[U]`, and noise for the actions of both observations `[U, 2, B, D]`."""
-        updates = self.config.updates
-        noise = self.distribution.noise(self.rng, (updates, 2, self.config.batch))
-        return {"count": self.updates + 1 + jnp.arange(updates), "noise": noise}
+        noise = self.distribution.noise(self.rng, (self.config.updates, 2, self.config.batch))
+        return {"count": self.updates + 1 + jnp.arange(self.config.updates), "noise": noise}
 
     def update(
         self, learned: dict[str, Any], batches: Params, inputs: Params, learning_rate: Any
@@ -143,9 +142,8 @@ class CrossQ(OffPolicyAlgorithm):
             learned = self.step(learned, "actor", gradient, learning_rate)
             return self.step(learned, "temperature", (entropy - self.target_entropy)[None], learning_rate)
 
-        (loss, (errors, target, statistics)), gradient = jax.value_and_grad(critic_loss, has_aux=True)(
-            learned["critics"]
-        )
+        (loss, more), gradient = jax.value_and_grad(critic_loss, has_aux=True)(learned["critics"])
+        errors, target, statistics = more
         learned = self.step({**learned, "statistics": statistics}, "critics", gradient, learning_rate)
         learned = jax.lax.cond(batch["count"] % self.config.policy_delay == 0, actor_step, lambda same: same, learned)
         size_of_error, norm = jnp.abs(errors).mean(), jnp.sqrt((gradient**2).sum())
