@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ from fever import layout
 from fever.config import RunConfig
 from fever.envs.source import EnvSource
 from fever.errors import FeverError
+from fever.policy import Network
 from fever.runs.checkpoint import WEIGHTS_PREFIX
 from fever.runs.facts import facts
 from fever.runs.player import alike_sentence
@@ -439,6 +441,9 @@ class Trainer:
 
 
 def same_network(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two policies, as checkpoints describe them, differ in nothing but their spaces."""
-    spaces = ("observation", "action")
-    return all(one.get(name) == other.get(name) for name in {*one, *other} if name not in spaces)
+    """Whether two policies, as checkpoints describe them, differ in nothing but their spaces. A field of the network that
+    an older checkpoint lacks has its default."""
+    rest = {*one, *other} - {"observation", "action", "network"}
+    old, new = one.get("network", {}), other.get("network", {})
+    later = {field.name: field.default for field in dataclasses.fields(Network) if field.name not in old}
+    return {**later, **old} == {**later, **new} and all(one.get(name) == other.get(name) for name in rest)

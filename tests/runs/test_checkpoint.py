@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -101,3 +102,17 @@ def test_checkpoint_for_other_spaces_is_refused(result: Result) -> None:
         evaluate(result.run.checkpoint(), EnvSource("CartPole-v1"), episodes=1)
     with pytest.raises(FeverError, match="has another observation space"):
         resume(result.run, result.run.config.model_copy(update={"env": "CartPole-v1"}))
+
+
+def test_a_checkpoint_from_before_a_field_of_the_network_was_added_is_resumed(tmp_path: Path) -> None:
+    result = fever.train("CartPole-v1", runs=tmp_path, stop={"iterations": 1}, **SMALL)
+    path = result.run.checkpoint().path / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["policy"]["network"]["quantiles"]
+    path.write_text(json.dumps(manifest))
+    assert fever.resume(result, stop={"iterations": 2}).summary["iterations"] == 2
+    manifest["policy"]["network"]["hidden"] = [8]
+    path = result.run.checkpoint().path / "manifest.json"
+    path.write_text(json.dumps({**manifest, "sha256": json.loads(path.read_text())["sha256"]}))
+    with pytest.raises(FeverError, match="has another network"):
+        fever.resume(result, stop={"iterations": 3})
