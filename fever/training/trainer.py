@@ -441,8 +441,10 @@ class Trainer:
 
 
 def same_network(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two policies, as checkpoints describe them, differ in nothing but their spaces. A field of the network that
-    an older checkpoint lacks has its default."""
+    """Whether two policies, as checkpoints describe them, differ in nothing but their spaces.
+
+    A field of the network that the first one lacks, because it is older, has its default.
+    """
     rest = {*one, *other} - {"observation", "action", "network"}
     old, new = one.get("network", {}), other.get("network", {})
     later = {field.name: field.default for field in dataclasses.fields(Network) if field.name not in old}
