@@ -57,6 +57,7 @@ class Order:
         """Find mistakes in the settings, and in the environment's name, before a job waits in a queue."""
         from fever.algos.registry import check_settings
         from fever.envs.source import EnvSource
+        from fever.plugins.names import import_name
         from fever.training.named import find_callback
 
         check_settings(self.config.algo, self.config.settings)
@@ -64,6 +65,8 @@ class Order:
             EnvSource(self.config.env, self.config.env_kwargs).resolve()
             for word in self.config.callbacks:
                 find_callback(word)
+            if ":" in str(network := self.config.settings.get("network")):
+                import_name(str(network))
 
     def follow(self, job: Job, shown: int = 0) -> int:
         """Show a job that was submitted until it ends, unless detached; returns its exit code.

@@ -36,14 +36,9 @@ TUNE_SETTINGS = {  # environment variables of Ray Tune: it writes no logs, handl
     "RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0",
     "RAY_AIR_NEW_OUTPUT": "0",  # the new output prints whatever `verbose` says
 }
-NETWORK = {
-    *NetworkSettings.model_fields,
-    "recurrent",
-    "recurrent_size",
-    "log_std",
-    "dueling",
-    "quantiles",
-}  # a checkpoint fits one
+NETWORK = {  # settings of which a checkpoint fits one value
+    *NetworkSettings.model_fields, "recurrent", "recurrent_size", "log_std", "dueling", "quantiles",
+}  # fmt: skip
 
 
 class Study:
