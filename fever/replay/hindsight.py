@@ -8,7 +8,6 @@ It needs observations that are a Dict of `observation`, `achieved_goal` and `des
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -67,18 +66,21 @@ class Hindsight:
         if not isinstance(envs, LoopEnvs):
             raise FeverError(f"{envs.name} is natively vectorised, which her does not support")
         self.name, self.copies, self.strategy, self.rng = envs.name, copies, strategy, rng
-        unwrapped: list[Any] = [getattr(env, "unwrapped", env) for env in envs.envs]
-        if not all(callable(getattr(env, "compute_reward", None)) for env in unwrapped):
+        self.envs = envs
+        if not all(callable(getattr(self._env(index), "compute_reward", None)) for index in range(envs.count)):
             raise FeverError(
                 f"her needs an environment with compute_reward(achieved_goal, desired_goal, info), which {self.name} "
                 "does not have"
             )
-        self.rewards: list[Callable[..., Any]] = [env.compute_reward for env in unwrapped]
-        self.ends: list[Callable[..., Any] | None] = [getattr(env, "compute_terminated", None) for env in unwrapped]
         parts = envs.observation["spaces"]
         self.goal: Description = parts["achieved_goal"]
         self.achieved, self.desired = (part_columns(parts, part) for part in PARTS[1:])
-        self.open: list[list[list[np.ndarray]]] = [[] for _ in unwrapped]  # pieces of the running episodes
+        self.open: list[list[list[np.ndarray]]] = [[] for _ in range(envs.count)]  # pieces of the running episodes
+
+    def _env(self, index: int) -> Any:
+        """The environment itself, without wrappers; a curriculum may have made it anew."""
+        env = self.envs.envs[index]
+        return getattr(env, "unwrapped", env)
 
     def relabel(self, trajectory: Trajectory) -> list[Copies]:
         """The copies of every episode that ended in this trajectory; the steps of the others are kept."""
@@ -110,8 +112,9 @@ class Hindsight:
         here, there = observations[steps], reached[steps]
         here[:, self.desired] = there[:, self.desired] = goals
         pairs = list(zip(decode(self.goal, there[:, self.achieved]), decode(self.goal, goals), strict=True))
-        rewards = [self._reward(self.rewards[index](*pair, {})) for pair in pairs]
-        ends = self.ends[index]
+        env = self._env(index)
+        rewards = [self._reward(env.compute_reward(*pair, {})) for pair in pairs]
+        ends = getattr(env, "compute_terminated", None)
         over = terminated[steps] if ends is None else np.array([bool(ends(*pair, {})) for pair in pairs])
         return Copies(here, there, actions[steps], np.array(rewards, np.float32), over)
 
