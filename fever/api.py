@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fever.runs.checkpoint import Checkpoint
     from fever.runs.player import Scores
     from fever.training.callbacks import Callback
-    from fever.training.trainer import Result
+    from fever.training.result import Result
     from fever.tune.result import SearchResult
 
 Env = str | Callable[..., Any]  # an id, "module:Name", a class or a factory function
@@ -48,12 +48,13 @@ def train(
     runs: str | Path = "runs",
     name: str | None = None,
     device: str = "auto",
-    start_from: str | Path | None = None,
+    start_from: str | Path | Run | Result | None = None,
     eval_every: int | str | None = None,
     eval_episodes: int = 10,
     eval_env_kwargs: dict[str, Any] | None = None,
     progress: bool = False,
     callbacks: Sequence[Callback] = (),
+    loggers: Sequence[str] = (),
     **settings: Any,
 ) -> Result:
     """Train an agent and return its run, policy and learning curves.
@@ -64,7 +65,8 @@ def train(
     `rllib:NAME`. `start_from` is a run, or `RUN:CHECKPOINT`, whose weights this one begins with. `eval_every`
     (`20_000`, `"20k"`) is the number of steps between evaluations, in environments of their own, whose arguments
     `eval_env_kwargs` changes. `progress` shows a live panel, also in a notebook. `callbacks` are called during
-    training: see `fever.training.callbacks`. `settings` are the algorithm's, as listed by `fever config ALGO`.
+    training: see `fever.training.callbacks`. `loggers` are experiment trackers, `"wandb"` and `"mlflow"`. `settings`
+    are the algorithm's, as listed by `fever config ALGO`.
 
     Ctrl-C, or a notebook's interrupt, saves and returns; `result.stop_reason` is `interrupted` then. Raises
     `fever.errors.FeverError` for wrong input, and leaves nothing on disk then; `fever.errors.TrainingError` if
@@ -75,7 +77,7 @@ def train(
 
     source = EnvSource(env, env_kwargs or {})
     values = _values(source, algo, settings, seed, stop, runs, name, device, workers=workers, envs=envs)
-    values |= {"start_from": None if start_from is None else str(start_from)}
+    values |= {"start_from": None if start_from is None else _where(start_from), "loggers": tuple(loggers)}
     values |= {"eval_every": eval_every, "eval_episodes": eval_episodes, "eval_env_kwargs": eval_env_kwargs or {}}
     config = validate(RunConfig, values, "the run")
     _check_names(train, config)

@@ -75,6 +75,10 @@ COMMON_NAMES = {  # other libraries' name of a setting -> fever's; of several, t
     "n_envs": "--envs", "num_envs": "--envs", "num_workers": "--workers", "total_timesteps": "--stop-steps",
 }  # fmt: skip
 LIBRARIES = ("rllib",)  # prefixes of other libraries' algorithms, which names of run directories keep
+OPTIONS = {  # field of RunConfig -> its option, where it is called differently
+    "callbacks": "--callback", "loggers": "--log", "start_from": "--from", "checkpoint_seconds": "--checkpoint-every",
+    "stop": "--stop-steps", "search": "fever tune",
+}  # fmt: skip
 DEFAULT_ENVS = 8  # environments per worker
 DEFAULT_STEPS = 1_000_000  # environment steps, for a run without any stop rule
 
@@ -243,7 +247,9 @@ class RunConfig(Settings):
         """The environment, callbacks, and settings that may name something of the user's, as `module:Name`."""
         texts = [text for value in self.settings.values() for text in _texts(value)]
         callbacks = [word.partition("=")[0] for word in self.callbacks]
-        return [self.env, *callbacks, *(text for text in texts if ":" in text)]
+        ranges = self.search.space.values() if self.search is not None else ()
+        searched = [name for text in ranges for name in re.findall(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", text)]
+        return [self.env, *callbacks, *(text for text in texts if ":" in text), *searched]
 
     @field_validator("name")
     @classmethod
@@ -277,7 +283,9 @@ def validate(model: type[Model], values: dict[str, Any], what: str, typed: Mappi
         elif first["type"] == "missing":
             sentence = f"{what} needs a value for {name}"
         else:
-            words = (typed or {}).get(name) or f"{what}: {name}={first['input']!r} cannot be used"
+            words = (typed or {}).get(
+                re.sub(r"\.\d+$", "", name)
+            ) or f"{what}: {name}={first['input']!r} cannot be used"
             sentence = f"{words}: {_reason([one for field, one in mistakes if field == name])}"
         raise FeverError(sentence) from None
 
@@ -309,7 +317,7 @@ def _unknown(model: type[BaseModel], name: str, what: str) -> str:
     likely = [one for one in COMMON_NAMES.get(last, "").split() if one in names or one.startswith("--")]
     likely += difflib.get_close_matches(last, names, n=1, cutoff=0.5)
     if issubclass(model, NetworkSettings) and last in RunConfig.model_fields:  # seed=3
-        likely = [f"--{last.replace('_', '-')}"]
+        likely = [OPTIONS.get(last, f"--{last.replace('_', '-')}")]
     hint = f"did you mean {likely[0]}? It" if likely else "it"
     close = difflib.get_close_matches(last, names, n=len(names), cutoff=0.0)
     return f"{what} has no setting {name}; {hint} has: {', '.join(close)}"

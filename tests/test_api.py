@@ -19,7 +19,7 @@ from fever.config import Search
 from fever.errors import FeverError
 from fever.runs.run import Run
 from fever.training.callbacks import Callback
-from fever.training.trainer import Result
+from fever.training.result import Result
 from tests.environments import TimeLimitEnv
 from tests.helpers import ROOT, run_fever
 

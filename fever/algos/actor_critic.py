@@ -112,12 +112,6 @@ class ActorCritic(OffPolicyAlgorithm):
         """Q_i(s, a) `[C, B]` of critics with one output."""
         return self.critic_outputs(critics, observations, actions, count)[..., 0]
 
-    def step(self, learned: dict[str, Any], name: str, gradient: Any, learning_rate: Any) -> dict[str, Any]:
-        """`learned` after one step of the optimiser for one of its vectors."""
-        optimizers = learned["optimizers"]
-        vector, state = self.optimizer.step(learned[name], optimizers[name], gradient, learning_rate)
-        return {**learned, name: vector, "optimizers": {**optimizers, name: state}}
-
     def follow(self, learned: dict[str, Any], target: str, name: str) -> dict[str, Any]:
         """`learned` with a target network moved towards the network that it follows."""
         return {**learned, target: learned[target] + self.config.polyak * (learned[name] - learned[target])}

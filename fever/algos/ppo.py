@@ -55,7 +55,7 @@ class PPOConfig(ActorCriticSettings):
     )
 
     def widths(self, image: bool) -> tuple[int, ...]:
-        if self.hidden is None and self.recurrent != "none" and not image:
+        if self.hidden is None and self.recurrent != "none" and not image and self.network is None:
             return (64,)
         return super().widths(image)
 

@@ -217,7 +217,8 @@ def as_typed(options: dict[str, Any]) -> dict[str, str]:
     for name, value in options.items():
         part = "stop." if name in STOP else "search." if name in SEARCH else ""
         field = FIELDS.get(name, name.removeprefix("stop_") if part == "stop." else name)
-        words[part + field] = f"--{OPTIONS.get(name, name.replace('_', '-'))} {value}"
+        option = f"--{OPTIONS.get(name, name.replace('_', '-'))}"
+        words[part + field] = " ".join(f"{option} {one}" for one in (value if isinstance(value, list) else [value]))
     for word in options.get("settings", ()):
         if word.startswith("iterations="):
             words["stop.iterations"] = word

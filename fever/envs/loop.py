@@ -31,7 +31,7 @@ class LoopEnvs:
     ) -> None:
         """`first_index` is the `env_index` of the first environment."""
         self.name, self.count, self.autoreset = source.name, count, autoreset
-        self.source, self.context = source, context
+        self.source, self.context, self.first_index = source, context, first_index
         self.seeds: list[int] = []  # of the last `reset`
         self.changes = 0  # of the arguments, so far
         self.outdated: set[int] = set()  # environments that still have earlier arguments
@@ -56,7 +56,7 @@ class LoopEnvs:
         """Make every environment anew with these arguments when its episode ends."""
         self.source = replace(self.source, kwargs=kwargs)
         self.changes += 1
-        self.outdated = set(range(self.count))
+        self.outdated = set(range(len(self.envs) + len(self.waiting)))
 
     def _renew(self, index: int) -> int:
         """Make an environment anew with the arguments in force; returns a seed for its first reset."""
@@ -65,7 +65,7 @@ class LoopEnvs:
             self.envs[index].close()  # first: two of them may not fit beside each other
         except Exception:  # a user's close() may raise anything, and is no reason to end the run
             logging.warning("%s: an environment with earlier arguments was not closed", self.name, exc_info=True)
-        self.envs[index] = make_env(self.source, self.context, index)
+        self.envs[index] = make_env(self.source, self.context, self.first_index + index)
         if found := mismatch(self.spaces, self._describe(index)):
             raise ContractError(f"{self.name} with {self.source.kwargs} does not fit the run: it has {found}")
         return int(np.random.SeedSequence([self.seeds[index], self.changes]).generate_state(1)[0])

@@ -6,8 +6,9 @@ What `Name` makes has two methods, those of a `flax.linen.Module`:
     apply(params, observation) -> features    [N, F]; traceable by JAX
 
 `observation` is a batch: arrays `[N, ...]` in the structure of the environment's space, Dict and Tuple included
-(`fever.policy.spaces.unflatten` says which types). fever's policy head and value head follow, linear unless `hidden`
-says otherwise; their outputs fit every algorithm and every action space. docs/networks.md has examples.
+(`fever.policy.spaces.unflatten` says which types). fever's policy head and value head follow; their outputs fit every
+algorithm and every action space. They are linear unless `hidden` says otherwise, but SAC, TD3 and TQC have hidden
+layers, because their critics take the action there. docs/networks.md has examples.
 
 A recurrent network has an attribute `state_size`, S; `init` and `apply` then take a state `[N, S]` as well, and
 `apply` returns features and the next state. Its zeros begin an episode. Samplers call `apply` jitted on the CPU, or
@@ -33,6 +34,8 @@ from fever.policy.networks import normalise
 from fever.policy.spaces import Description, encoded_shape, unflatten
 
 PREFIX = "network/"  # of the names of its weights
+SMALL_BATCH = 64  # rows up to which zeros cost nothing
+learner = {"here": False}  # whether this process learns: then its own settings of JAX count
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,8 @@ class CustomNetwork(Network):
     """
 
     custom: str = ""  # module:Name
-    custom_kwargs: dict[str, Any] = field(default_factory=dict)
-    observation: Description = field(default_factory=dict)  # without the action mask
+    custom_kwargs: dict[str, Any] = field(default_factory=dict, hash=False)
+    observation: Description = field(default_factory=dict, hash=False)  # without the action mask and bounds
 
     @cached_property
     def module(self) -> Any:
@@ -150,15 +153,32 @@ class CustomNetwork(Network):
     def actor(self, params: Params) -> Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
         if self.on_numpy:
             return partial(super().act, params)
-        placed, act = self._place(params), self._jitted_act
-        if not self.state_size:
-            return lambda observations, state: (np.asarray(act(placed, observations)), state)
+        placed, jitted, recurrent = self._place(params), self._jitted_act, self.state_size > 0
 
-        def act_with_state(observations: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            outputs, state = act(placed, observations, state)
-            return np.asarray(outputs), np.asarray(state)
+        def act(observations: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            count = len(observations)
+            if count not in self._compiled:
+                observations, state = self._padded(observations), self._padded(state)
+            if not recurrent:
+                return np.asarray(jitted(placed, observations))[:count], state[:count]
+            outputs, state = jitted(placed, observations, state)
+            return np.asarray(outputs)[:count], np.asarray(state)[:count]
 
-        return act_with_state
+        return act
+
+    @cached_property
+    def _compiled(self) -> set[int]:
+        """Numbers of rows that acting was compiled for."""
+        return set()
+
+    def _padded(self, rows: np.ndarray) -> np.ndarray:
+        """Rows `[N, ...]` with zeros behind them, up to a number that acting was or will be compiled for: the first one
+        as it is, later ones a power of two, so that changing numbers are compiled a few times only."""
+        count = len(rows)
+        fitting = [size for size in self._compiled if count <= size <= max(2 * count, SMALL_BATCH)]
+        size = min(fitting) if fitting else count if not self._compiled else 1 << (count - 1).bit_length()
+        self._compiled.add(size)
+        return np.concatenate([rows, np.zeros((size - count, *rows.shape[1:]), rows.dtype)])
 
     def act(self, params: Params, observations: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return self.actor(params)(observations, state)
@@ -204,14 +224,13 @@ class CustomNetwork(Network):
 
 
 def load_jax() -> Any:
-    """JAX. A process that has not imported it is a sampler or an evaluation: it gets one thread of the CPU."""
-    first = "jax" not in sys.modules
-    if first:
+    """JAX, for acting. A worker of Ray's that has not imported it gets one thread of the CPU."""
+    if "jax" not in sys.modules and "ray" in sys.modules:
         for name, value in {"JAX_PLATFORMS": "cpu", "PJRT_NPROC": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}.items():
             os.environ.setdefault(name, value)
     import jax
 
-    if first:
+    if not learner["here"]:
         compute_at_once()
     return jax
 
@@ -227,7 +246,11 @@ def compute_at_once() -> None:
 
 
 def custom_network(network: Network, name: str, kwargs: dict[str, Any], observation: Description) -> CustomNetwork:
-    """This network with the user's in the place of the layers before its heads; FeverError if that does not fit."""
+    """This network with the user's in the place of the layers before its heads, for a learner in this process.
+
+    Raises FeverError if it does not fit.
+    """
+    learner["here"] = True
     inner = without_bounds(observation["observation"] if observation["type"] == "masked" else observation)
     try:
         kwargs = json.loads(json.dumps(kwargs))

@@ -26,6 +26,7 @@ class Policy:
         self.distribution = distribution_for(action, network.squashed)
         self.rng = np.random.default_rng(0)
         self._state: np.ndarray | None = None
+        self._actor: tuple[Params, Any] | None = None  # weights, and the network prepared for them
 
     def reset(self) -> None:
         """Reset the recurrent state: the next `act` begins new episodes."""
@@ -54,11 +55,16 @@ class Policy:
             self._state = self.network.initial_state(len(encoded))
         if first is not None:
             self._state = np.where(first[:, None], np.float32(0), self._state)
-        parameters, self._state = self.network.act(self.params, encoded, self._state)
+        if self._actor is None or self._actor[0] is not self.params:
+            self._actor = self.params, self.network.actor(self.params)
+        parameters, self._state = self._actor[1](encoded, self._state)
         if deterministic or self.network.action_values:
             return self.distribution.to_env(self.distribution.mode(parameters))
         noise = self.distribution.noise(self.rng, (len(encoded),))
         return self.distribution.to_env(self.distribution.sample(parameters, noise))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_actor": None}  # which is prepared again
 
     def describe(self) -> dict[str, Any]:
         """Everything but the weights, as JSON."""

@@ -233,4 +233,4 @@ def _different_part(there: Any, here: Any, bounds: bool) -> str:
             return f"part {key!r} is only {'there' if key in old else 'here'}"
         if inner := difference(old[key], new[key], bounds):
             return f"in part {key!r}, {inner}"
-    return ""
+    return "" if [*old] == [*new] else f"its parts are in the order {[*old]} there and {[*new]} here"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from fever.errors import FeverError
 from fever.files import sha256
 from fever.job import current_job
 from fever.plugins.network import load_policy
+from fever.policy import Network
 from fever.policy.spaces import Description, mismatch
 
 EVALUATION, TRAINING = "evaluation", "training"  # what a score is of
@@ -139,3 +140,14 @@ def stop_reason(stop: Stop, reached: float | None, steps: int, iteration: int, s
     if stop.seconds is not None and seconds >= stop.seconds:
         return "time"
     return ""
+
+
+def same_network(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two policies, as checkpoints describe them, differ in nothing but their spaces.
+
+    A field of the network that the first one lacks, because it is older, has its default.
+    """
+    rest = {*one, *other} - {"observation", "action", "network"}
+    old, new = one.get("network", {}), other.get("network", {})
+    later = {field.name: field.default for field in fields(Network) if field.name not in old}
+    return {**later, **old} == {**later, **new} and all(one.get(name) == other.get(name) for name in rest)

@@ -19,6 +19,7 @@ from fever.errors import ContractError
 
 PARALLEL = 10  # episodes played at once, at most
 CONFIDENCE = 0.95  # of the interval of the mean
+FEWEST = 5  # episodes that are compared
 ENDS = ("terminated", "truncated", "max_steps")
 
 
@@ -52,7 +53,9 @@ class Scores:
 
     def is_below(self, other: Scores) -> bool:
         """Whether the mean return is lower than the other one by more than twice the standard error of their
-        difference and by more than a tenth."""
+        difference and by more than a tenth. Fewer than five episodes say nothing."""
+        if min(len(self.returns), len(other.returns)) < FEWEST:
+            return False
         gap = float(other.returns.mean() - self.returns.mean())
         error = math.sqrt(sum(one.returns.var() / max(1, len(one.returns) - 1) for one in (self, other)))
         return gap > 2 * error and gap > 0.1 * abs(float(other.returns.mean()))

@@ -105,6 +105,16 @@ class Callback:
     def on_stop(self, info: TrainingInfo) -> None: ...
 
 
+def check_callbacks(callbacks: Any) -> None:
+    """Raise FeverError if these are not objects of Callback."""
+    if not isinstance(callbacks, Sequence) or isinstance(callbacks, str):
+        raise FeverError(f"callbacks={callbacks!r} cannot be used: give a list of callbacks")
+    for one in callbacks:
+        if not isinstance(one, Callback):
+            hint = "; call it to make one" if isinstance(one, type) and issubclass(one, Callback) else ""
+            raise FeverError(f"callbacks: {one!r} is no object of fever.training.callbacks.Callback{hint}")
+
+
 class Callbacks:
     """Calls the callbacks of one training, skipping methods that they do not override."""
 

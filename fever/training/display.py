@@ -131,7 +131,7 @@ class LiveDisplay(Display):
 
     def stop(self) -> None:
         if self.row is not None:  # a notebook keeps the last drawing
-            self._draw(self.row)
+            self._draw({**self.evaluated, **self.row})
         self.live.stop()
 
     def finish(self, summary: dict[str, Any]) -> None:

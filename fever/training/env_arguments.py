@@ -9,13 +9,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fever.config import RunConfig
 from fever.envs.make import make_envs
 from fever.envs.source import EnvContext, EnvSource
 from fever.errors import FeverError
 from fever.policy.spaces import mismatch
+from fever.runs.run import Run
 from fever.sampling.pool import Pool
 
+TRIAL_WORKER = 1_000_000  # index of the worker that a trial environment believes to be in: no sampler has it
 METRIC_PREFIX = "env/"  # of the metrics that show changed arguments
+
+
+def kept_changes(config: RunConfig, run: Run, which: str) -> dict[str, Any]:
+    """The changes that callbacks had made when a checkpoint was written, without arguments that the run is now resumed
+    with another value of."""
+    before = run.config.env_kwargs
+    changes = run.checkpoint(which).env_changes
+    return {name: value for name, value in changes.items() if config.env_kwargs.get(name) == before.get(name)}
 
 
 class EnvArguments:
@@ -54,7 +65,7 @@ class EnvArguments:
 def _try_once(source: EnvSource, policy: dict[str, Any]) -> None:
     """Make the environment once: it must be able to change its arguments, and have the spaces of the policy."""
     with tempfile.TemporaryDirectory(prefix="fever-") as folder:
-        envs = make_envs(source, 1, EnvContext(workdir=Path(folder)))
+        envs = make_envs(source, 1, EnvContext(TRIAL_WORKER, Path(folder)))
         try:
             envs.reset([0])  # some show only then that they have action masks
             if found := mismatch((policy["observation"], policy["action"]), (envs.observation, envs.action)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from pathlib import Path
@@ -79,9 +80,11 @@ class Evaluation:
 class Best:
     """The score of the best checkpoint so far, and whether a better policy is to be saved at once."""
 
-    def __init__(self, evaluates: bool) -> None:
-        """`evaluates`: scores are of evaluations, otherwise of training."""
-        self.kind = EVALUATION if evaluates else TRAINING
+    def __init__(self, config: RunConfig) -> None:
+        """Scores are of evaluations, if the run is evaluated. Those of evaluations with other arguments are others."""
+        self.evaluates = config.eval_every is not None
+        arguments = f" with {json.dumps(config.eval_env_kwargs, sort_keys=True)}" if config.eval_env_kwargs else ""
+        self.kind = f"{EVALUATION}{arguments}" if self.evaluates else TRAINING
         self.score = -math.inf
         self.due = 0.0  # when a checkpoint may be saved again because of its score of training
 
@@ -90,7 +93,7 @@ class Best:
         has learned for longer. Scores of training change all the time, so these are saved seldom enough."""
         if score is None:
             return False
-        if self.kind == EVALUATION:
+        if self.evaluates:
             return score >= self.score
         return score > self.score and time.monotonic() >= self.due
 

@@ -23,6 +23,7 @@ from fever.training.setup import Prepared
 HEADS = (  # what algorithms choose themselves
     "outputs", "log_std", "value_head", "action_values", "dueling", "squashed", "quantiles",
 )  # fmt: skip
+MEANING = {"policy": ("action_values", "squashed", "quantiles"), "value": ("dueling", "quantiles")}  # of outputs
 NORMALISED = "observation/mean"  # among the weights of a policy that normalises observations
 
 
@@ -88,6 +89,7 @@ def take_weights(prepared: Prepared, say: Callable[[str], None]) -> Prepared:
     arrays = checkpoint.arrays()
     weights = {k.removeprefix(WEIGHTS_PREFIX): arrays.pop(k) for k in [*arrays] if k.startswith(WEIGHTS_PREFIX)}
     _check_normalisation(NORMALISED in weights, NORMALISED in learner.weights(), config)
+    weights = _with_same_meaning(weights, there["network"], here["network"])
     names = learner.take_weights(weights, arrays)
     taken, left = (list(dict.fromkeys(name.partition("/")[0] for name in some)) for some in names)
     if not taken or (same and left):
@@ -96,6 +98,12 @@ def take_weights(prepared: Prepared, say: Callable[[str], None]) -> Prepared:
     rest = f"; drawn anew: {', '.join(left)}" if left else ""
     say(f"weights of {config.start_from}: {', '.join(taken)}{rest}")
     return replace(prepared, config=config)
+
+
+def _with_same_meaning(weights: dict[str, Any], there: dict[str, Any], here: dict[str, Any]) -> dict[str, Any]:
+    """The weights without last layers whose outputs mean something else here: action values are no logits."""
+    other = [head for head, fields in MEANING.items() if any(there.get(one) != here.get(one) for one in fields)]
+    return {name: value for name, value in weights.items() if name.partition("/")[0] not in other}
 
 
 def _check_network(there: dict[str, Any], here: dict[str, Any], free: tuple[str, ...], config: RunConfig) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import os
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,52 +16,26 @@ from fever import layout
 from fever.config import RunConfig
 from fever.envs.source import EnvSource
 from fever.errors import FeverError
-from fever.policy import Network
-from fever.runs.checkpoint import WEIGHTS_PREFIX
+from fever.runs.checkpoint import WEIGHTS_PREFIX, same_network
 from fever.runs.facts import facts
 from fever.runs.player import alike_sentence
 from fever.runs.run import Run, trust_word
 from fever.sampling.ray_cluster import connect, is_elastic, try_everywhere
 from fever.signals import Interrupts
-from fever.training.callbacks import Callback, Callbacks, TensorBoard, TrainingInfo
+from fever.training.callbacks import Callback, Callbacks, TensorBoard, TrainingInfo, check_callbacks
 from fever.training.display import Display
-from fever.training.env_arguments import EnvArguments
+from fever.training.env_arguments import EnvArguments, kept_changes
 from fever.training.evaluation import METRICS, Best, Evaluation, check_can_evaluate
 from fever.training.logs import log_to_file
 from fever.training.named import make_callbacks, make_loggers
 from fever.training.progress import Progress, phase_shares
+from fever.training.result import Result
 
 if TYPE_CHECKING:
     from fever.algos.base import Iteration
     from fever.sampling.pool import Pool
 
 REPLAY_SHARE = 0.05  # of the time may go into saving the replay buffer
-
-
-@dataclass(frozen=True)
-class Result:
-    """A finished or interrupted training."""
-
-    run: Run
-    summary: dict[str, Any]  # the object that `--json` prints
-
-    @cached_property
-    def curves(self) -> dict[str, np.ndarray]:
-        """Metric -> one number per iteration."""
-        return self.run.curves()
-
-    @cached_property
-    def policy(self) -> Any:
-        """The policy of the last checkpoint: `policy.act(observation)`."""
-        return self.run.checkpoint().policy()
-
-    @property
-    def stop_reason(self) -> str:
-        return self.summary["stop_reason"]
-
-    @property
-    def return_mean(self) -> float | None:
-        return self.summary["return_mean"]
 
 
 def train(
@@ -106,7 +77,8 @@ class Trainer:
     ) -> None:
         self.created = time.perf_counter()
         self.display = display or Display()
-        changes = run.checkpoint(which).env_changes if run is not None else {}
+        check_callbacks(callbacks)
+        changes = kept_changes(config, run, which) if run is not None else {}
         self.env = EnvArguments(source or EnvSource(config.env, config.env_kwargs), changes)
         self.resuming, self.which = run, which
         check_can_evaluate(config)
@@ -125,8 +97,9 @@ class Trainer:
         self.progress.evaluates = self.config.eval_every is not None
         self.pool: Pool | None = None
         self.evaluation: Evaluation | None = None
-        self.best = Best(self.progress.evaluates)
+        self.best = Best(self.config)
         self.evaluated: dict[str, Any] = {}  # the row of this iteration's evaluation, if there was one
+        self.evaluated_weights: dict[str, Any] = {}
         self.closing = False
         self.consistent = True  # whether the learner's state can be saved; not within an uninterruptible iteration
         self.replay_due = 0.0  # when the replay buffer is to be saved again
@@ -164,10 +137,15 @@ class Trainer:
                 summary = self._run(run)
             except BaseException:
                 with suppress(Exception):  # the first error counts
-                    self.callbacks.stop()
+                    self._stop_callbacks(run)
                 raise
-            self.callbacks.stop()
+            self._stop_callbacks(run)
         return Result(run, summary)
+
+    def _stop_callbacks(self, run: Run) -> None:
+        """Tell the callbacks that the training is over; what they log goes to the run's log, if there is still one."""
+        with log_to_file(run.path / layout.LOG) if run.path.is_dir() else nullcontext():
+            self.callbacks.stop()
 
     def _run(self, run: Run) -> dict[str, Any]:
         """Train and close everything; returns the summary, which is written."""
@@ -209,6 +187,7 @@ class Trainer:
             finally:
                 self.progress.end = time.perf_counter()
                 if self.progress.iteration and self.consistent:
+                    self._leave_evaluated_policy()
                     self._save(run, with_replay=True)
 
     def _start(self, run: Run) -> Pool:
@@ -240,7 +219,10 @@ class Trainer:
         """Give the terminal back, close the environments, end the workers, close the files. An error while environments
         close is reported and does not change how the run has ended."""
         began = time.perf_counter()
-        self.display.stop()
+        try:
+            self.display.stop()
+        except Exception:
+            logging.exception("the display failed")  # which does not change how the run has ended, either
         try:
             with log_to_file(run.path / layout.LOG):
                 for opened in (self.pool, self.evaluation):
@@ -339,7 +321,8 @@ class Trainer:
         began = time.perf_counter()
         try:
             with self.interrupts.allow():
-                found = self.evaluation.run(self.learner.weights())
+                self.evaluated_weights = self.learner.weights()
+                found = self.evaluation.run(self.evaluated_weights)
         except KeyboardInterrupt:
             return False
         finally:
@@ -351,6 +334,15 @@ class Trainer:
         self.info.metrics |= {metric: found[name] for metric, name in METRICS.items()}
         run.log_evaluation(self.evaluated)
         return True
+
+    def _leave_evaluated_policy(self) -> None:
+        """Count an iteration that a signal has cut, if the policy has learned in it since its evaluation: the evaluated
+        policy's checkpoint is not replaced then, and its score is not that of another one."""
+        if self.evaluated:
+            now, then = self.learner.weights(), self.evaluated_weights
+            if any(not np.array_equal(now[name], then[name]) for name in then):
+                self.evaluated = {}
+                self.progress.iteration += 1
 
     @property
     def score(self) -> float | None:
@@ -438,14 +430,3 @@ class Trainer:
         }
         run.write_summary(summary)
         return summary
-
-
-def same_network(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two policies, as checkpoints describe them, differ in nothing but their spaces.
-
-    A field of the network that the first one lacks, because it is older, has its default.
-    """
-    rest = {*one, *other} - {"observation", "action", "network"}
-    old, new = one.get("network", {}), other.get("network", {})
-    later = {field.name: field.default for field in dataclasses.fields(Network) if field.name not in old}
-    return {**later, **old} == {**later, **new} and all(one.get(name) == other.get(name) for name in rest)

@@ -10,7 +10,7 @@ import pytest
 
 import fever
 from fever.runs.evaluate import evaluate, source_of
-from fever.training.trainer import Result
+from fever.training.result import Result
 from tests.helpers import SEEDS
 
 

@@ -249,3 +249,28 @@ def test_workers_act_with_it(algo: str, fever: Fever) -> None:
     assert done.returncode == 0, done.stderr
     done = fever("eval", "run", "--episodes", "2")
     assert done.returncode == 0, done.stderr
+
+
+def test_few_numbers_of_rows_are_compiled() -> None:
+    network = network_of(DictEnv)
+    params, rng = random_weights(network), np.random.default_rng(0)
+    x = rng.random((300, *network.input_shape)).astype(np.float32)
+    whole, _ = network.act(params, x[:8], network.initial_state(8))
+    for count in (1, 5, 8, 7, 200, 300, 129, 260):
+        outputs, state = network.act(params, x[:count], network.initial_state(count))
+        assert (len(outputs), len(state)) == (count, count)
+        np.testing.assert_allclose(outputs[:8], whole[:count], rtol=1e-5, atol=1e-6)
+    assert network._compiled == {8, 256, 512}
+
+
+def test_a_policy_prepares_its_network_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = fever.train("CartPole-v1", network=networks.FlaxNet, runs=tmp_path, stop={"iterations": 1}).policy
+    made: list[Any] = []
+    real = CustomNetwork.actor
+    monkeypatch.setattr(CustomNetwork, "actor", lambda self, params: made.append(params) or real(self, params))
+    for _ in range(3):
+        policy.act(np.zeros(4, np.float32))
+    policy.params = dict(policy.params)
+    policy.act(np.zeros(4, np.float32))
+    assert len(made) == 2
+    pickle.loads(pickle.dumps(policy)).act(np.zeros(4, np.float32))

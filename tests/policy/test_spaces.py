@@ -8,7 +8,7 @@ import pytest
 from gymnasium import spaces
 
 from fever.envs.contract import describe_space
-from fever.policy.spaces import encode, encoded_shape, native_shape
+from fever.policy.spaces import difference, encode, encoded_shape, native_shape
 
 UNBOUNDED = spaces.Box(np.array([-1.5, -np.inf], np.float32), np.array([2.5, np.inf], np.float32))
 NESTED = spaces.Dict(
@@ -227,3 +227,9 @@ def test_unsigned_discrete_observations_are_encoded() -> None:
 def test_an_image_of_wider_numbers_is_refused() -> None:
     with pytest.raises(ValueError, match="its space says uint8"):
         encode(describe_space(IMAGE), np.zeros((1, 4, 5, 3), np.uint16))
+
+
+def test_parts_in_another_order_are_another_space() -> None:
+    box = {"type": "box", "shape": [1], "dtype": "float32"}
+    there, here = ({"type": "dict", "spaces": dict.fromkeys(names, box)} for names in ("ab", "ba"))
+    assert difference(there, here) == "its parts are in the order ['a', 'b'] there and ['b', 'a'] here"

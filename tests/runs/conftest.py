@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 import fever
-from fever.training.trainer import Result
+from fever.training.result import Result
 
 SMALL = {"envs": 2, "steps": 16, "minibatch": 32, "epochs": 2}
 

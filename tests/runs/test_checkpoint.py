@@ -15,7 +15,8 @@ from fever.config import RunConfig
 from fever.errors import FeverError
 from fever.runs.evaluate import evaluate
 from fever.runs.run import Run
-from fever.training.trainer import Result, resume
+from fever.training.result import Result
+from fever.training.trainer import resume
 
 SMALL = {"envs": 2, "steps": 16, "minibatch": 32, "epochs": 2}
 

@@ -22,7 +22,7 @@ from fever.runs.checkpoint import best_of
 from fever.runs.evaluate import compare_sampled, evaluate, source_of
 from fever.runs.player import Player, Scores, alike_sentence, episode_seeds
 from fever.runs.run import Run
-from fever.training.trainer import Result
+from fever.training.result import Result
 from tests.environments import CounterEnv, NextStepCounters, SameStepCounters, ScenarioEnv
 from tests.factories import random_weights
 from tests.helpers import run_fever
@@ -218,3 +218,11 @@ def test_scores_of_evaluations_and_of_training_are_not_compared(tmp_path: Path) 
 def test_a_broken_environment_is_named(scenario: Result) -> None:
     with pytest.raises(FeverError, match="has no argument size"):
         evaluate(scenario.run.checkpoint(), source_of(scenario.run, None, {"size": 1}))
+
+
+def test_few_episodes_say_nothing_of_convergence() -> None:
+    def scores(*returns: float) -> Scores:
+        return Scores(np.array(returns), np.ones(len(returns)), [0] * len(returns), [], None, 0.0)
+
+    assert not scores(1.0).is_below(scores(9.0))
+    assert scores(1.0, 1.1, 1.2, 0.9, 1.0).is_below(scores(9.0, 9.1, 9.2, 8.9, 9.0))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fever.training.trainer import Result
+from fever.training.result import Result
 
 
 def test_tensorboard_reads_the_events(result: Result) -> None:

@@ -20,7 +20,7 @@ from fever.policy.spaces import with_mask
 from fever.runs.export import export
 from fever.runs.onnx import build, export_onnx
 from fever.runs.run import Run
-from fever.training.trainer import Result
+from fever.training.result import Result
 from tests.helpers import run_fever
 
 BOX = {"type": "box", "shape": [5], "dtype": "float32", "low": [None] * 5, "high": [None] * 5}

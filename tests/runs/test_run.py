@@ -16,7 +16,7 @@ import fever
 from fever.config import RunConfig
 from fever.errors import FeverError
 from fever.runs.run import Run, list_runs
-from fever.training.trainer import Result
+from fever.training.result import Result
 
 SMALL = {"envs": 2, "steps": 16, "minibatch": 32, "epochs": 2}
 

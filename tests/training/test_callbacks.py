@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import fever
-from fever.errors import TrainingError
+from fever.errors import FeverError, TrainingError
 from fever.runs.run import Run
 from fever.training.callbacks import Callback, TrainingInfo
 
@@ -158,3 +158,10 @@ def test_means_of_what_environments_report_are_metrics(tmp_path: Path) -> None:
     events.Reload()
     assert set(own) < set(events.Tags()["scalars"])
     assert json.loads((run.path / "episodes.jsonl").read_text().splitlines()[0])["info"]["score"] == 50.0
+
+
+@pytest.mark.parametrize("callbacks", [[lambda info: None], [Callback], "module:Name", Callback()])
+def test_what_is_no_list_of_callbacks_is_one_sentence(callbacks: Any, tmp_path: Path) -> None:
+    with pytest.raises(FeverError, match="callbacks"):
+        fever.train("CartPole-v1", callbacks=callbacks, runs=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,8 @@ import numpy as np
 import pytest
 
 import fever
+from fever.algos.off_policy import OffPolicyAlgorithm
+from fever.config import RunConfig
 from fever.envs.source import EnvSource
 from fever.errors import FeverError
 from fever.runs.player import Player
@@ -161,7 +166,7 @@ def test_environments_of_evaluation_are_made_once_and_closed(tmp_path: Path, mon
 
 
 def test_saving_the_best_of_training_takes_little_of_the_time() -> None:
-    best = Best(evaluates=False)
+    best = Best(RunConfig(env="X-v0"))
     assert best.is_beaten(1.0)
     assert not best.is_beaten(None)
     best.saved(1.0, 0.01)
@@ -193,3 +198,46 @@ def test_the_best_of_training_is_saved_when_it_happens(tmp_path: Path, monkeypat
     assert best.score is not None
     assert 10 <= best.iteration <= 40  # about 11 episodes end in an iteration; the last checkpoints are far worse
     assert result.run.checkpoint("last").score < best.score - 100
+
+
+def test_a_policy_that_learned_on_does_not_replace_the_evaluated_one(tmp_path: Path, monkeypatch: Any) -> None:
+    """An iteration of replay that a signal cuts has learned: it gets a checkpoint of its own, without the score."""
+    give(monkeypatch, [5.0] * 9)
+    checkpoints: list[Any] = []
+    real = OffPolicyAlgorithm.finish
+
+    def finish(self: Any, *arguments: Any) -> Any:
+        found = real(self, *arguments)
+        if (tmp_path / "a/checkpoints/00000001").is_dir() and self.steps > 300:
+            checkpoints.append(Run(tmp_path / "a").checkpoint("1").arrays("policy/"))
+            signal.raise_signal(signal.SIGINT)
+        return found
+
+    monkeypatch.setattr(OffPolicyAlgorithm, "finish", finish)
+    small = {"warmup": 20, "batch": 8, "updates": 2, "report_steps": 200, "envs": 2, "hidden": (8,)}
+    result = fever.train("CartPole-v1", "dqn", runs=tmp_path, name="a", stop={"steps": 5000}, eval_every=1, **small)
+    assert result.stop_reason == "interrupted"
+    best, last = result.run.checkpoint("best"), result.run.checkpoint("last")
+    assert (best.iteration, best.score, last.iteration, last.score) == (1, 5.0, 2, None)
+    for name, value in best.arrays("policy/").items():
+        np.testing.assert_array_equal(value, checkpoints[0][name])
+
+
+def test_scores_with_other_arguments_of_evaluation_are_others(tmp_path: Path, monkeypatch: Any) -> None:
+    give(monkeypatch, [9.0, 1.0, 2.0])
+    result = fever.train(ScenarioEnv, runs=tmp_path, stop={"iterations": 2}, **EVERY, **SMALL)
+    config = result.run.config
+    stop = config.stop.model_copy(update={"iterations": 4})
+    again = resume(result.run, config.model_copy(update={"stop": stop, "eval_env_kwargs": {"length": 5}}))
+    assert again.run.checkpoint("best").iteration == 4  # not the 9 of an easier task
+
+
+def test_the_live_panel_ends_with_an_evaluation(tmp_path: Path) -> None:
+    words = ("train", "CartPole-v1", "--stop-steps", "3k", "--eval-every", "1k", "--eval-episodes", "2", "--name", "a")
+    command = shlex.join([sys.executable, "-m", "fever", *words])
+    done = subprocess.run(
+        ["script", "-qec", command, "/dev/null"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout
+    assert "evaluation" in done.stdout
+    assert Run(tmp_path / "runs/a").status == "steps"

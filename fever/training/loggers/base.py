@@ -108,11 +108,12 @@ class Logger(Callback):
                 if ending is not None:
                     self.end(ending)
             except Exception as error:  # noqa: BLE001 - a tracker may raise anything, and training goes on
-                self._warn(error)
+                self._warn(error, last=ending is not None)
                 self.ending.wait(RETRY_SECONDS)
 
-    def _warn(self, error: Exception) -> None:
-        if not self.warned:
+    def _warn(self, error: Exception, last: bool) -> None:
+        """Say that something was not sent: the first time, and at the end."""
+        if last or not self.warned:
             self.warned = True
             what = f"{type(error).__name__}: {redact(str(error))}"
             logging.warning("%s cannot be reached; training goes on: %s", self.tracker, what)
