@@ -201,7 +201,9 @@ def difference(there: Any, here: Any, bounds: bool = True) -> str:
         return f"it is {there.get('type')} there and {here.get('type')} here"
     for field in dict.fromkeys([*there, *here]):
         old, new = there.get(field), here.get(field)
-        if old == new or (field in ("low", "high") and not bounds):
+        if field not in ("spaces", "observation") and old == new:  # these may be equal in another order
+            continue
+        if field in ("low", "high") and not bounds:
             continue
         if field in ("low", "high"):
             return "its bounds differ"
