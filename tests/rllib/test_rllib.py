@@ -328,7 +328,7 @@ def test_the_command_line(fever: Callable[..., CompletedProcess[str]], tmp_path:
     assert (filmed.returncode, (tmp_path / "film.gif").stat().st_size > 1000) == (0, True), filmed.stderr
     refused = fever("resume", "one", "--stop-iterations", "3")
     assert refused.returncode == 2
-    assert refused.stderr.endswith("if you know who wrote them, add --trust\n")
+    assert "if you know who wrote them, add --trust" in refused.stderr
     refused = fever("export", "one")
     assert refused.returncode == 2
     assert "does not act with NumPy alone" in refused.stderr
