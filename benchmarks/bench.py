@@ -23,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from actor_critics import actor_critic_step
+from custom_network import custom_network
 from measuring import CORES, Measurer, Row, goal, metrics_of, print_table, rate_after, steady_rate
 from searching import rllib, tune
 
@@ -347,6 +348,7 @@ BENCHMARKS: dict[str, Callable[[Measurer], list[Row]]] = {
     "workers": workers,
     "cnn-step": cnn_step,
     "actor-critic-step": actor_critic_step,
+    "custom-network": custom_network,
     "sampler-memory": sampler_memory,
     "sum-tree": sum_tree,
     "dqn-speed": dqn_speed,
