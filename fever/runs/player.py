@@ -99,8 +99,10 @@ class Player:
     """Environments that stay open until `close`, in which the same episodes are played again and again.
 
     Episodes are played in waves, one in each environment; an environment whose episode has ended waits for the next
-    wave. With `anew`, environments are made again for every wave if their scenarios turn out to be drawn when they are
-    made: they differ between environments, and a reset with another seed changes nothing.
+    wave. If all environments begin alike though their seeds differ, one environment plays all episodes in turn: many
+    that ignore reset(seed) draw another scenario with every reset. With `anew`, environments are made again for every
+    wave if their scenarios turn out to be drawn when they are made: they differ between environments, and a reset with
+    another seed changes nothing.
     """
 
     def __init__(
@@ -121,12 +123,17 @@ class Player:
         self.returns, self.lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
         self.ends = [""] * episodes
         self.native = source.vectorized
+        self.in_turn = False  # one environment plays all episodes
         self.envs = self._make(0)
 
     def _make(self, first_index: int) -> Envs:
         if self.native:
             return NativeEnvs(self.source, self.count, self.context)
         return LoopEnvs(self.source, self.count, self.context, autoreset=False, first_index=first_index)
+
+    def _remake(self, first_index: int) -> None:
+        self.envs.close()
+        self.envs = self._make(first_index)
 
     def close(self) -> None:
         """Close the environments."""
@@ -147,11 +154,17 @@ class Player:
         episodes that have ended."""
         begin = perf_counter()
         starts: list[bytes] = []
-        for first in range(0, len(self.seeds), self.count):
-            observations = self._begin(first, starts)
-            if first == 0:
-                check(self.envs)
-            self._play_wave(policy, deterministic, observations, first, tell)
+        if self.in_turn:
+            self._remake(0)  # the same episodes as before
+        observations = self._begin(0, starts)
+        check(self.envs)
+        if not self.native and len(starts) > 1 and len(set(starts)) == 1:
+            self.in_turn, self.count, starts = True, 1, []
+            self._remake(0)
+            observations = self._begin(0, starts)
+        self._play_wave(policy, deterministic, observations, 0, tell)
+        for first in range(self.count, len(self.seeds), self.count):
+            self._play_wave(policy, deterministic, self._begin(first, starts), first, tell)
         seconds = perf_counter() - begin
         distinct = len(set(starts))
         seeds = [self.seeds[k - k % self.count if self.native else k] for k in range(len(self.seeds))]
@@ -165,8 +178,7 @@ class Player:
         begun = [row.tobytes() for row in observations[: len(seeds)]]
         before = starts[first - self.count : first] if first else []
         if self.anew and not self.native and len(set(before)) > 1 and begun == before[: len(begun)]:
-            self.envs.close()
-            self.envs = self._make(first)
+            self._remake(first)
             observations = self.envs.reset(filled)
             begun = [row.tobytes() for row in observations[: len(seeds)]]
         starts += begun

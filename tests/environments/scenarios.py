@@ -12,8 +12,9 @@ from gymnasium import spaces
 class ScenarioEnv(gym.Env):
     """The observation is the scenario, a number from 0 to 1; the return is its hundredfold, given in the last step.
 
-    `drawn` says how the scenario is drawn: "reset" (from the seed), "never" (it is always the same) or "index" (from
-    `env_index`, when the environment is made). Episodes take `length` steps; 0: they never end. The observation
+    `drawn` says how the scenario is drawn: "reset" (from the seed), "never" (it is always the same), "index" (from
+    `env_index`, when the environment is made) or "stream" (by every reset, whatever its seed, the same in all
+    environments). Episodes take `length` steps; 0: they never end. The observation
     repeats the number `width` times.
     """
 
@@ -22,6 +23,7 @@ class ScenarioEnv(gym.Env):
     def __init__(self, drawn: str = "reset", length: int = 3, width: int = 1, env_index: int = 0) -> None:
         self.observation_space = spaces.Box(0, 1, (width,))
         self.drawn, self.length, self.count = drawn, length, 0
+        self.stream = np.random.default_rng(7)
         self.scenario = np.random.default_rng(env_index).random() if drawn == "index" else 0.5
 
     def _observe(self) -> np.ndarray:
@@ -32,6 +34,8 @@ class ScenarioEnv(gym.Env):
         self.count = 0
         if self.drawn == "reset":
             self.scenario = self.np_random.random()
+        elif self.drawn == "stream":
+            self.scenario = self.stream.random()
         return self._observe(), {}
 
     def step(self, action: Any) -> Any:

@@ -226,3 +226,13 @@ def test_few_episodes_say_nothing_of_convergence() -> None:
 
     assert not scores(1.0).is_below(scores(9.0))
     assert scores(1.0, 1.1, 1.2, 0.9, 1.0).is_below(scores(9.0, 9.1, 9.2, 8.9, 9.0))
+
+
+def test_episodes_differ_where_seeds_are_ignored_but_resets_draw(tmp_path: Path) -> None:
+    settings = {"envs": 2, "steps": 16, "minibatch": 32, "epochs": 1}
+    result = fever.train(ScenarioEnv, env_kwargs={"drawn": "stream"}, runs=tmp_path, stop={"iterations": 1}, **settings)
+    found = [fever.evaluate(result, episodes=12) for _ in range(2)]
+    assert found[0].distinct == 12
+    assert found[0].returns.tolist() == found[1].returns.tolist()
+    expected = 100 * np.random.default_rng(7).random(12)
+    np.testing.assert_allclose(found[0].returns, expected, rtol=1e-5)

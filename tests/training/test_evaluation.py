@@ -23,7 +23,7 @@ from fever.runs.run import Run
 from fever.training.callbacks import Callback, TrainingInfo
 from fever.training.evaluation import BEST_SHARE, Best, Evaluation
 from fever.training.trainer import resume
-from tests.environments import ScenarioEnv, TimeLimitEnv
+from tests.environments import ScenarioEnv
 
 SMALL = {"envs": 2, "steps": 16, "minibatch": 32, "epochs": 1}
 EVERY = {"eval_every": 64, "eval_episodes": 3}  # every second iteration
@@ -161,8 +161,16 @@ def test_environments_of_evaluation_are_made_once_and_closed(tmp_path: Path, mon
     make, close = Player._make, Player.close
     monkeypatch.setattr(Player, "_make", lambda self, first: (made.append(1), make(self, first))[1])
     monkeypatch.setattr(Player, "close", lambda self: (closed.append(1), close(self))[1])
-    fever.train(TimeLimitEnv, runs=tmp_path, stop={"iterations": 6}, **EVERY, **SMALL)
+    fever.train(ScenarioEnv, runs=tmp_path, stop={"iterations": 6}, **EVERY, **SMALL)
     assert (len(made), len(closed)) == (1, 1)
+
+
+def test_environments_that_begin_alike_play_the_same_episodes_in_every_evaluation(tmp_path: Path) -> None:
+    kwargs = {"drawn": "stream"}
+    result = fever.train(ScenarioEnv, env_kwargs=kwargs, runs=tmp_path, stop={"iterations": 4}, **EVERY, **SMALL)
+    first, second = result.run.evaluations()
+    assert first["distinct_starts"] == 3
+    assert first["returns"] == second["returns"]
 
 
 def test_saving_the_best_of_training_takes_little_of_the_time() -> None:
