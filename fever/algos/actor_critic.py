@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fever.algos.base import Task, build_network
 from fever.algos.flat_params import FlatParams
@@ -47,7 +46,6 @@ class ActorCriticSettings(OffPolicySettings):
 class ActorCritic(OffPolicyAlgorithm):
     """The networks, and the parts of a gradient step. A subclass has the losses: `gradient_step` and `inputs`."""
 
-    acting = "actor"
     config: ActorCriticSettings
 
     def __init__(
@@ -88,10 +86,6 @@ class ActorCritic(OffPolicyAlgorithm):
         step = partial(self.gradient_step, learning_rate=learning_rate)
         learned, (errors, metrics) = jax.lax.scan(step, learned, {**batches, **inputs})
         return learned, errors, metrics
-
-    def epsilons(self) -> np.ndarray:
-        """1 during the warm-up, whose actions are all random, then 0: the policy chooses its actions."""
-        return np.full(self.explorers, 1.0 if self.steps < self.config.warmup else 0.0)
 
     # the parts of a gradient step
 

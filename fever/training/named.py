@@ -39,8 +39,6 @@ def find_callback(word: str) -> tuple[str, Callable[..., Any], dict[str, Any]]:
         return name, import_name(name), arguments
     except FeverError as error:
         raise FeverError(f"callback {name}: {error}") from error
-    except Exception as error:  # the user's module may raise anything
-        raise FeverError(f"callback {name} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 def _arguments(name: str, text: str) -> dict[str, Any]:
