@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fever import layout
 from fever.algos.registry import config_of, find_provider
 from fever.config import COMMON_NAMES, RunConfig, validate
 from fever.envs.source import EnvSource
 from fever.errors import FeverError
-from fever.runs.evaluate import EVAL_SEED, can_write_mp4, record, source_of
+from fever.files import user_path
+from fever.runs.evaluate import EVAL_SEED, source_of
 from fever.runs.evaluate import evaluate as play
 from fever.runs.run import Run, list_runs
+from fever.runs.trust import names_to_train
+from fever.text import clean
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,7 +44,10 @@ def train(
     *,
     env_kwargs: dict[str, Any] | None = None,
     workers: int | str | None = None,
+    cpus_per_worker: int | None = None,
     envs: int | None = None,
+    scale_batch: bool = False,
+    preset: bool = True,
     seed: int = 0,
     stop: dict[str, Any] | None = None,
     runs: str | Path = "runs",
@@ -52,6 +57,10 @@ def train(
     eval_every: int | str | None = None,
     eval_episodes: int = 10,
     eval_env_kwargs: dict[str, Any] | None = None,
+    video_every: int | str | None = None,
+    step_timeout: float | str | None = None,
+    reset_timeout: float | str | None = None,
+    max_env_failures: int = 100,
     progress: bool = False,
     callbacks: Sequence[Callback] = (),
     loggers: Sequence[str] = (),
@@ -62,11 +71,17 @@ def train(
     `env` is a Gymnasium id, `"module:Name"`, a class or a factory function. `stop` has any of `reward`, `steps`, `time`
     (`"10m"`), `iterations` and `window`; without it, training ends at the environment's reward threshold or after a
     million steps. The defaults of `workers` and `envs` are 0 (sample in this process) and 8, or RLlib's for
-    `rllib:NAME`. `start_from` is a run, or `RUN:CHECKPOINT`, whose weights this one begins with. `eval_every`
-    (`20_000`, `"20k"`) is the number of steps between evaluations, in environments of their own, whose arguments
-    `eval_env_kwargs` changes. `progress` shows a live panel, also in a notebook. `callbacks` are called during
-    training: see `fever.training.callbacks`. `loggers` are experiment trackers, `"wandb"` and `"mlflow"`. `settings`
-    are the algorithm's, as listed by `fever config ALGO`.
+    `rllib:NAME`; workers share the environments, and with `scale_batch` every one has so many, and learns from larger
+    batches. With `cpus_per_worker`, every worker has so many cores of its own. `preset` takes the zoo's settings,
+    `envs` and number of steps for this environment and algorithm, where the zoo has a row and you give none: see
+    docs/zoo.md. `start_from` is a run, or
+    `RUN:CHECKPOINT`, whose weights this one begins with. `eval_every` (`20_000`, `"20k"`) is the number of steps
+    between evaluations, in environments of their own, whose arguments `eval_env_kwargs` changes; `video_every` is that
+    between videos of the policy, in the run's folder `videos`. An environment that raises, or whose step or reset
+    takes longer than `step_timeout` or `reset_timeout` (seconds, or `"1m"`), is made anew; `max_env_failures` in an
+    hour are allowed. `progress` shows a live panel, also in a notebook. `callbacks` are called during training: see
+    `fever.training.callbacks`. `loggers` are experiment trackers, `"wandb"` and `"mlflow"`. `settings` are the
+    algorithm's, as listed by `fever config ALGO`.
 
     Ctrl-C, or a notebook's interrupt, saves and returns; `result.stop_reason` is `interrupted` then. Raises
     `fever.errors.FeverError` for wrong input, and leaves nothing on disk then; `fever.errors.TrainingError` if
@@ -77,8 +92,11 @@ def train(
 
     source = EnvSource(env, env_kwargs or {})
     values = _values(source, algo, settings, seed, stop, runs, name, device, workers=workers, envs=envs)
+    values |= {"cpus_per_worker": cpus_per_worker, "scale_batch": scale_batch, "preset": preset}
     values |= {"start_from": None if start_from is None else _where(start_from), "loggers": tuple(loggers)}
     values |= {"eval_every": eval_every, "eval_episodes": eval_episodes, "eval_env_kwargs": eval_env_kwargs or {}}
+    values |= {"video_every": video_every}
+    values |= {"step_timeout": step_timeout, "reset_timeout": reset_timeout, "max_env_failures": max_env_failures}
     config = validate(RunConfig, values, "the run")
     _check_names(train, config)
     return trainer.train(config, source, make_display("auto" if progress else "quiet"), callbacks)
@@ -89,6 +107,9 @@ def resume(
     *,
     stop: dict[str, Any] | None = None,
     workers: int | str | None = None,
+    step_timeout: float | str | None = None,
+    reset_timeout: float | str | None = None,
+    max_env_failures: int | None = None,
     checkpoint: str = "last",
     env: Env | None = None,
     env_kwargs: dict[str, Any] | None = None,
@@ -100,28 +121,32 @@ def resume(
     """Continue a run from its checkpoint, which is `last`, `best` or the number of an iteration.
 
     Rules in `stop` replace the run's; an old rule that the run has met already is dropped if a new one is given.
-    `workers` is as before by default. `env` is needed if the environment was a lambda or a function inside another
-    one, which no name leads to: pass it again. `env_kwargs` are the run's own by default. `trust` allows reading the
-    pickles of an RLlib run, which can execute any code.
+    `workers` and the limits of environments (see `train`) are as before by default. `env` is needed if the environment
+    was a lambda or a function inside another one, which no name leads to: pass it again. `env_kwargs` are the run's own
+    by default. `trust` allows reading the pickles of an RLlib run, and importing what a run names that was not made on
+    this account: both can run any program.
 
     Raises `FeverError` for wrong input, and if the run's stop rule is met; `TrainingError` if training fails.
     """
     from fever.launch.dispatch import open_to_resume
-    from fever.training import trainer
     from fever.training.display import make_display
-    from fever.training.resume import resumed_config
+    from fever.training.resume import resume, resumed_config
 
     found = open_to_resume(_where(run), str(runs))
-    changes = {} if workers is None else {"workers": workers}
+    found.trusted = trust or _is_trusted(run)
+    given = {"workers": workers, "step_timeout": step_timeout, "reset_timeout": reset_timeout}
+    given["max_env_failures"] = max_env_failures
+    changes = {name: value for name, value in given.items() if value is not None}
     config, dropped = resumed_config(found, stop or {}, changes, checkpoint, "fever.resume")
     if config.search is not None:
         raise FeverError(f"{found.path} is a search; continue it with: fever resume {found.path} --trust")
+    found.require_trust(name for name in names_to_train(found.config) if env is None or name != found.config.env)
     source = source_of(found, env, env_kwargs)
     config = config.model_copy(update={"env": source.name, "env_kwargs": source.kwargs})
     display = make_display("auto" if progress else "quiet")
     if dropped:
         display.message(f"the stop rule that ended the run ({', '.join(dropped)}) is dropped")
-    return trainer.resume(found, config, checkpoint, source, display, callbacks, trust)
+    return resume(found, config, checkpoint, source, display, callbacks, trust)
 
 
 def evaluate(
@@ -134,18 +159,20 @@ def evaluate(
     env_kwargs: dict[str, Any] | None = None,
     stochastic: bool = False,
     max_steps: int | None = None,
+    trust: bool = False,
     runs: str | Path = "runs",
 ) -> Scores:
     """Play episodes with a run's policy; returns their returns and lengths, and `summary()` of them.
 
     `env` is the run's own by default; pass it again if it was a lambda or a function inside another one. `env_kwargs`
     replace some of its arguments. Episodes are cut off after `max_steps` steps. With `stochastic`, actions are sampled
-    instead of the most likely ones taken. Raises `FeverError` if there is no such run or checkpoint, or if the
-    environment has other spaces than the policy was made for.
+    instead of the most likely ones taken. `trust` allows importing what a run names that was not made on this account.
+    Raises `FeverError` if there is no such run or checkpoint, or if the environment has other spaces than the policy
+    was made for.
     """
     _require(episodes=(episodes, 1), seed=(seed, 0), max_steps=(1 if max_steps is None else max_steps, 1))
-    found = _open(run, runs)
-    chosen = found.checkpoint(checkpoint)
+    found = _open(run, runs, trust)
+    chosen = _choose(found, checkpoint)
     source = source_of(found, env, env_kwargs, chosen)
     return play(chosen, source, episodes, seed, not stochastic, max_steps)
 
@@ -154,43 +181,31 @@ def watch(
     run: str | Path | Run | Result,
     to: str | Path | None = None,
     *,
+    episodes: int = 1,
     steps: int = 1000,
     seed: int = EVAL_SEED,
     checkpoint: str = "best",
     env: Env | None = None,
     env_kwargs: dict[str, Any] | None = None,
     stochastic: bool = False,
+    trust: bool = False,
     runs: str | Path = "runs",
 ) -> tuple[Path, float]:
-    """Film one episode of at most `steps` steps; returns the file and the episode's return.
+    """Film the first episodes that `evaluate` plays, each of at most `steps` steps; returns the file and their mean
+    return.
 
-    `to` ends in .mp4 or .gif; by default the file is in the run's folder `videos`. `env`, `env_kwargs` and `stochastic`
-    are as in `evaluate`. Raises `FeverError` if the environment cannot be drawn or the file not be written.
+    `to` ends in .mp4 or .gif; by default the file is in the run's folder `videos`. `env`, `env_kwargs`,
+    `stochastic` and `trust` are as in `evaluate`. Raises `FeverError` if the environment cannot be drawn or the file
+    not be written.
     """
-    _require(steps=(steps, 1), seed=(seed, 0))
-    found = _open(run, runs)
-    chosen = found.checkpoint(checkpoint)
-    return film(found, chosen, source_of(found, env, env_kwargs, chosen), to, steps, seed, stochastic)
+    from fever.runs.film import film
 
-
-def film(
-    run: Run,
-    checkpoint: Checkpoint,
-    source: EnvSource,
-    to: str | Path | None,
-    steps: int,
-    seed: int,
-    stochastic: bool,
-) -> tuple[Path, float]:
-    """What `watch` does once the run, its checkpoint and the environment are found."""
-    hidden = {"PYGAME_HIDE_SUPPORT_PROMPT": "1", "SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy"}
-    if "DISPLAY" not in os.environ:
-        hidden["MUJOCO_GL"] = "egl"  # its default needs a display
-    for variable, value in hidden.items():
-        os.environ.setdefault(variable, value)
-    suffix = "mp4" if can_write_mp4() else "gif"
-    path = run.path / layout.VIDEOS / f"{checkpoint.path.name}.{suffix}" if to is None else Path(to)
-    return path, record(checkpoint, source, path, steps, seed, deterministic=not stochastic)
+    _require(episodes=(episodes, 1), steps=(steps, 1), seed=(seed, 0))
+    found = _open(run, runs, trust)
+    chosen = _choose(found, checkpoint)
+    source = source_of(found, env, env_kwargs, chosen)
+    path, rows = film(found, chosen, source, to, steps, seed, not stochastic, episodes)
+    return path, sum(row["return"] for row in rows) / episodes
 
 
 def tune(
@@ -206,6 +221,7 @@ def tune(
     env_kwargs: dict[str, Any] | None = None,
     workers: int | None = None,
     envs: int | None = None,
+    preset: bool = True,
     seed: int = 0,
     stop: dict[str, Any] | None = None,
     runs: str | Path = "runs",
@@ -232,6 +248,7 @@ def tune(
         raise FeverError('space must be a mapping such as {"learning_rate": "loguniform(1e-5,1e-2)"}')
     source = EnvSource(env, env_kwargs or {})
     values = _values(source, algo, settings, seed, stop, runs, name, device, workers=workers, envs=envs)
+    values["preset"] = preset
     values["search"] = {
         "space": {key: as_expression(value) for key, value in space.items()}, "trials": trials, "method": method,
         "scheduler": scheduler, "seeds": seeds, "parallel": parallel,
@@ -242,16 +259,18 @@ def tune(
     return SearchResult(Run(Path(summary["run"])), summary)
 
 
-def load(run: str | Path | Run | Result, checkpoint: str = "best", runs: str | Path = "runs") -> Policy | RllibPolicy:
+def load(
+    run: str | Path | Run | Result, checkpoint: str = "best", runs: str | Path = "runs", *, trust: bool = False
+) -> Policy | RllibPolicy:
     """Load the policy of a run, for `load(run).act(observation)`. `checkpoint` is `best`, `last` or the number of an
-    iteration. Raises `FeverError` if there is no such run or checkpoint."""
-    return _open(run, runs).checkpoint(checkpoint).policy()
+    iteration. `trust` is as in `evaluate`. Raises `FeverError` if there is no such run or checkpoint."""
+    return _choose(_open(run, runs, trust), checkpoint).policy()
 
 
 def runs(folder: str | Path = "runs") -> list[Run]:
     """All runs in a folder, the oldest first; none if there is no such folder. A run has `path`, `status`, `config`,
     `summary`, `curves()` and `checkpoint()`."""
-    return list_runs(Path(folder).expanduser())
+    return list_runs(user_path(folder))
 
 
 def plot(
@@ -287,8 +306,23 @@ def _where(run: Any) -> str:
     return str(found.path if isinstance(found, Run) else found)
 
 
-def _open(run: Any, runs: str | Path) -> Run:
-    return Run.open(_where(run), runs)
+def _open(run: Any, runs: str | Path, trust: bool = False) -> Run:
+    """The run; one that is given as an object is trusted if that object is: this process has made it."""
+    return Run.open(_where(run), runs, trust or _is_trusted(run))
+
+
+def _is_trusted(run: Any) -> bool:
+    """Whether a run that is given as an object, or as a result, is trusted."""
+    found = getattr(run, "run", run)
+    return isinstance(found, Run) and found.trusted
+
+
+def _choose(run: Run, which: str) -> Checkpoint:
+    """A checkpoint; warns if another one than the one meant is taken, because that is damaged."""
+    chosen = run.checkpoint(which)
+    if chosen.note:
+        warnings.warn(clean(f"{chosen.note}; using {chosen.name}"), stacklevel=3)
+    return chosen
 
 
 def _values(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
@@ -24,7 +24,8 @@ from pydantic import (
 )
 
 from fever.errors import FeverError
-from fever.text import parse_count, parse_duration
+from fever.expressions import read_expression
+from fever.text import brief, parse_count, parse_duration, shorten
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -39,9 +40,28 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _truth_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse `workers: yes`, which pydantic would take for 1."""
+        numbers = _numbers_of(cls.model_fields[str(info.field_name)].annotation) if isinstance(value, bool) else set()
+        if numbers:
+            raise ValueError("must be a number" if float in numbers else "must be a whole number")
+        return value
 
+
+def _numbers_of(kind: Any) -> set[type]:
+    """The kinds of numbers among the values of an annotation; none if truth values are among them."""
+    kinds = [kind, *get_args(kind)]
+    kinds += [part for one in kinds[1:] for part in get_args(one)]
+    return set() if bool in kinds else {int, float}.intersection(kinds)
+
+
+LONGEST_SECONDS = 1e9  # some 30 years; timers of the operating system end at 300
 Duration = Annotated[  # seconds, as a number or as 10m
-    float, BeforeValidator(lambda value: parse_duration(value) if isinstance(value, str) else value), Field(gt=0)
+    float,
+    BeforeValidator(lambda value: parse_duration(value) if isinstance(value, str) else value),
+    Field(gt=0, le=LONGEST_SECONDS),
 ]
 Count = Annotated[  # a number of steps, as a number or as 20k
     int, BeforeValidator(lambda value: parse_count(value) if isinstance(value, str) else value), Field(gt=0)
@@ -79,7 +99,13 @@ OPTIONS = {  # field of RunConfig -> its option, where it is called differently
     "callbacks": "--callback", "loggers": "--log", "start_from": "--from", "checkpoint_seconds": "--checkpoint-every",
     "stop": "--stop-steps", "search": "fever tune",
 }  # fmt: skip
-DEFAULT_ENVS = 8  # environments per worker
+LONGEST_YAML = 10_000_000  # bytes
+MOST_ENVS, MOST_WORKERS = 100_000, 10_000  # of a run, on all machines together
+MOST_CORES = 10_000  # of one worker
+MOST_EPISODES = 10_000  # of an evaluation, which is one row with all their returns
+MOST_WINDOW = 1_000_000  # episodes that a mean return is taken over, which are kept in memory
+WIDEST = 65_536  # units of a hidden layer
+DEFAULT_ENVS = 8  # of a run
 DEFAULT_STEPS = 1_000_000  # environment steps, for a run without any stop rule
 
 
@@ -93,7 +119,7 @@ class Stop(Settings):
     steps: Count | None = setting(None, "environment steps, all workers together, as 200000, 200k or 1M")
     seconds: Duration | None = setting(None, "wall time in seconds, or with a unit: 90s, 10m, 2h")
     iterations: int | None = setting(None, "training iterations", gt=0)
-    window: int = setting(20, "number of episodes that the mean return is taken over", gt=0)
+    window: int = setting(20, "number of episodes that the mean return is taken over", gt=0, le=MOST_WINDOW)
 
     @model_validator(mode="before")
     @classmethod
@@ -103,11 +129,11 @@ class Stop(Settings):
             del values["time"]
         return values
 
-    def or_default(self, reward_threshold: float | None) -> Stop:
-        """These rules, or the default ones if there are none."""
+    def or_default(self, reward_threshold: float | None, steps: int = DEFAULT_STEPS) -> Stop:
+        """These rules, or the default ones if there are none, which end the run after `steps` steps at the latest."""
         if any(rule is not None for rule in (self.reward, self.steps, self.seconds, self.iterations)):
             return self
-        return self.model_copy(update={"reward": reward_threshold, "steps": DEFAULT_STEPS})
+        return self.model_copy(update={"reward": reward_threshold, "steps": steps})
 
 
 class NetworkSettings(Settings):
@@ -155,8 +181,8 @@ class NetworkSettings(Settings):
     @field_validator("hidden")
     @classmethod
     def _positive(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        if value is not None and any(width < 1 for width in value):
-            raise ValueError("every width must be at least 1")
+        if value is not None and not all(1 <= width <= WIDEST for width in value):
+            raise ValueError(f"every width must be from 1 to {WIDEST:,}")
         return value
 
     def widths(self, image: bool) -> tuple[int, ...]:
@@ -166,8 +192,12 @@ class NetworkSettings(Settings):
         return () if image or self.network is not None else self.default_widths
 
     def widest(self, image: bool) -> int:
-        """Units of the widest layer that is learned, which decides how many threads the learner uses on a CPU."""
+        """Units of the widest layer that is learned; with `rows`, it decides how many threads the learner uses."""
         return max(self.widths(image), default=0)
+
+    def rows(self, envs: int) -> int:
+        """Observations that the learner puts through its network at once, with this many environments in the run."""
+        return 256
 
 
 class Search(Settings):
@@ -203,13 +233,32 @@ class RunConfig(Settings):
     env_kwargs: dict[str, Any] = setting({}, "keyword arguments of the environment's constructor")
     algo: str = setting("ppo", 'algorithm; `fever config` lists them; or "module:Class" of one of your own')
     settings: dict[str, Any] = setting({}, "the algorithm's own settings; `fever config ALGO` lists them")
-    workers: Annotated[int, Field(ge=0)] | Literal["auto", "all"] | None = setting(
-        None, "sampler processes; 0: sample in this process, auto: measure and decide, all: one for every core; "
-        "null: 0, or RLlib's default",
+    workers: Annotated[int, Field(ge=0, le=MOST_WORKERS)] | Literal["auto", "all", "ranks"] | None = setting(
+        None, "sampler processes; 0: sample in this process, auto: measure and decide, all: one for every core, "
+        "ranks: one for every rank of the job; null: 0, or RLlib's default",
+    )  # fmt: skip
+    cpus_per_worker: int | None = setting(
+        None, "cores of its own for each worker, its threads and its child processes; null: one core, not bound to it",
+        gt=0, le=MOST_CORES,
     )  # fmt: skip
     gpus_per_worker: float = setting(0.0, "share of a GPU for each worker's environments", ge=0)
     envs: int | None = setting(
-        None, "environments per worker, stepped together; null: 8, or RLlib's default", "rl-zoo, PPO CartPole-v1", gt=0
+        None,
+        "environments of the whole run, which workers share, each at least one; null: 8, or RLlib's default",
+        "rl-zoo, PPO CartPole-v1",
+        gt=0,
+        le=MOST_ENVS,
+    )
+    scale_batch: bool = setting(
+        False, "every worker has `envs` environments, and batches, minibatches and the learning rate grow with the "
+        "workers, for large pools: by W, W, and its square root (sgd: W)", "Malladi et al. 2022; Goyal et al. 2017",
+    )  # fmt: skip
+    starts_at_once: int = setting(
+        64, "workers that make their environments at the same time, each one after the other; the others wait",
+        gt=0,
+    )  # fmt: skip
+    preset: bool = setting(
+        True, "settings, envs and stop.steps of the zoo for this environment and algorithm, under those that are set"
     )
     seed: int = setting(0, "the one seed that all others are derived from", ge=0)
     stop: Stop = setting(Stop(), "stop rules")
@@ -222,6 +271,15 @@ class RunConfig(Settings):
     )
     checkpoint_seconds: Duration = setting(10.0, "seconds between checkpoints; the last one is written at the end")
     checkpoint_keep: int = setting(3, "number of latest checkpoints that are kept, besides the best", gt=0)
+    max_env_failures: int = setting(
+        100,
+        "environments that fail are made anew; more than this many failures in an hour end the run; 0: the first does",
+        ge=0,
+    )
+    step_timeout: Duration | None = setting(
+        None, "time limit for one step() of an environment, in seconds or as 30s; beyond it, it has failed; null: none"
+    )
+    reset_timeout: Duration | None = setting(None, "time limit for one reset(), like step_timeout; null: none")
     callbacks: tuple[str, ...] = setting(
         (), 'callbacks of your own: "module:Name", or with arguments \'module:Name={"size": 3}\''
     )
@@ -229,8 +287,11 @@ class RunConfig(Settings):
     eval_every: Count | None = setting(
         None, "environment steps between two evaluations, as 20000, 20k or 1M; null: not evaluated"
     )
-    eval_episodes: int = setting(10, "episodes of an evaluation", gt=0)
+    eval_episodes: int = setting(10, "episodes of an evaluation", gt=0, le=MOST_EPISODES)
     eval_env_kwargs: dict[str, Any] = setting({}, "arguments of evaluation's environments that differ from env_kwargs")
+    video_every: Count | None = setting(
+        None, "environment steps between two videos of the policy, as 100000, 100k or 1M; null: no videos"
+    )
     search: Search | None = setting(
         None, "null: one run; otherwise a search, whose trials are runs with this configuration"
     )
@@ -243,13 +304,25 @@ class RunConfig(Settings):
         library = [first] if others and first in LIBRARIES else []
         return "-".join([env, *library, [first, *others][-1]])
 
+    def texts(self) -> list[str]:
+        """All texts in the settings, and in the values that a search gives them. Raises `FeverError` for a search whose
+        expressions cannot be read."""
+        space = self.search.space if self.search is not None else {}
+        searched = [read_expression(name, text)[1] for name, text in space.items()]
+        return texts_in([self.settings, searched])
+
     def names(self) -> list[str]:
-        """The environment, callbacks, and settings that may name something of the user's, as `module:Name`."""
-        texts = [text for value in self.settings.values() for text in _texts(value)]
+        """The environment, callbacks, and settings that may name something of the user's, as `module:Name`. Raises
+        `FeverError` as `texts` does."""
         callbacks = [word.partition("=")[0] for word in self.callbacks]
-        ranges = self.search.space.values() if self.search is not None else ()
-        searched = [name for text in ranges for name in re.findall(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", text)]
-        return [self.env, *callbacks, *(text for text in texts if ":" in text), *searched]
+        return [self.env, *callbacks, *(text for text in self.texts() if ":" in text)]
+
+    @field_validator("runs")
+    @classmethod
+    def _a_path(cls, value: str) -> str:
+        if not value or "\0" in value:
+            raise ValueError("it is not a path")
+        return value
 
     @field_validator("name")
     @classmethod
@@ -259,12 +332,15 @@ class RunConfig(Settings):
         return value
 
 
-def _texts(value: Any) -> list[str]:
-    """All texts in a nested value."""
+def texts_in(value: Any, keys: bool = False) -> list[str]:
+    """All texts in a nested value, with `keys` also the names in mappings."""
     if isinstance(value, str):
         return [value]
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [text for part in parts for text in _texts(part)]
+    if isinstance(value, dict):
+        parts: Iterable[Any] = (*value, *value.values()) if keys else value.values()
+    else:
+        parts = value if isinstance(value, list | tuple | set | frozenset) else ()
+    return [text for part in parts for text in texts_in(part, keys)]
 
 
 def validate(model: type[Model], values: dict[str, Any], what: str, typed: Mapping[str, str] | None = None) -> Model:
@@ -283,16 +359,15 @@ def validate(model: type[Model], values: dict[str, Any], what: str, typed: Mappi
         elif first["type"] == "missing":
             sentence = f"{what} needs a value for {name}"
         else:
-            words = (typed or {}).get(
-                re.sub(r"\.\d+$", "", name)
-            ) or f"{what}: {name}={first['input']!r} cannot be used"
+            words = shorten((typed or {}).get(re.sub(r"\.\d+$", "", name), ""), 1000)
+            words = words or f"{what}: {name}={brief(first['input'])} cannot be used"
             sentence = f"{words}: {_reason([one for field, one in mistakes if field == name])}"
         raise FeverError(sentence) from None
 
 
 def _field(error: Any) -> str:
     """The field that an error is about, as `stop.seconds`."""
-    parts = [str(part) for part in error["loc"]]
+    parts = [shorten(str(part)) for part in error["loc"]]
     named = {0, len(parts) - 1 if error["type"] in ("extra_forbidden", "missing") else 0}  # these are names for sure
     return ".".join(part for place, part in enumerate(parts) if place in named or not UNION_MEMBER.fullmatch(part))
 
@@ -302,18 +377,18 @@ def _reason(errors: list[Any]) -> str:
     if all(error["type"] in MUST_BE for error in errors):
         kinds = (MUST_BE[error["type"]].format(**error.get("ctx", {})) for error in errors)
         return f"must be {', '.join(dict.fromkeys(kinds))}".replace("'", "")
-    message = errors[0]["msg"].removeprefix("Value error, ")
+    message = shorten(errors[0]["msg"].removeprefix("Value error, "), 1000)
     return message[0].lower() + message[1:]
 
 
 def _unknown(model: type[BaseModel], name: str, what: str) -> str:
     """The sentence about a name that a model does not have: the likely one, and all others."""
-    *parents, last = name.split(".")
-    for part in parents:
-        kind = model.model_fields[part].annotation
+    parts = name.split(".")
+    while len(parts) > 1 and parts[0] in model.model_fields:  # the unknown name itself may have dots
+        kind = model.model_fields[parts.pop(0)].annotation
         kinds = [one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, BaseModel)]
         model = kinds[0] if kinds else model
-    names = list(model.model_fields)
+    last, names = ".".join(parts), list(model.model_fields)
     likely = [one for one in COMMON_NAMES.get(last, "").split() if one in names or one.startswith("--")]
     likely += difflib.get_close_matches(last, names, n=1, cutoff=0.5)
     if issubclass(model, NetworkSettings) and last in RunConfig.model_fields:  # seed=3
@@ -325,33 +400,34 @@ def _unknown(model: type[BaseModel], name: str, what: str) -> str:
 
 def parse_assignments(pairs: list[str]) -> dict[str, Any]:
     """`["learning_rate=1e-3", "hidden=[64, 64]"]` to a dictionary; values are read as YAML."""
-    import yaml
+    from fever.plain_yaml import NotYaml, read
 
     values: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not (name and equals and text):
-            raise FeverError(f"{pair} is not a setting with a value; write settings as name=value")
+            raise FeverError(f"{shorten(pair)} is not a setting with a value; write settings as name=value")
         try:
-            values[name.strip()] = yaml.safe_load(text)
-        except (yaml.YAMLError, ValueError) as error:  # ValueError: 2020-13-45, which looks like a date
-            raise FeverError(f"the value of {name} cannot be read: {text!r}") from error
+            values[name.strip()] = read(text)
+        except NotYaml as error:
+            raise FeverError(f"the value of {shorten(name)} cannot be read: {brief(text)}") from error
     return values
 
 
 def load_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML file that holds one mapping."""
-    import yaml
+    from fever.plain_yaml import read
 
     try:
-        values = yaml.safe_load(path.read_text())
+        if path.exists() and not path.is_dir() and (not path.is_file() or path.stat().st_size > LONGEST_YAML):
+            raise FeverError(f"{path} cannot be read: it is not a file, or not one of settings: too large")
+        values = read(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise FeverError(f"{path} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8; 2020-13-45, which looks like a date
-        first = str(error).splitlines()[0]
-        place = getattr(error, "problem_mark", None)
-        line = f" (line {place.line + 1})" if place else ""
-        raise FeverError(f"{path} is not YAML{line}: {first}") from error
+    except ValueError as error:  # not YAML, not UTF-8, or no path at all
+        number = getattr(error, "line", None)
+        line = f" (line {number})" if number else ""
+        raise FeverError(f"{path} is not YAML{line}: {shorten(str(error), 200)}") from error
     if not isinstance(values, dict):
         raise FeverError(f"{path} must hold a mapping such as `env: CartPole-v1`")
     return values

@@ -9,5 +9,13 @@ class ContractError(FeverError):
     """An environment violated Gymnasium's API. The message names the environment and the step."""
 
 
+class DamagedError(FeverError):
+    """A file that fever wrote is missing or has changed since."""
+
+
 class TrainingError(Exception):
     """Training failed: a loss became NaN, or samplers keep dying. The exit code is 1."""
+
+
+class RayLost(TrainingError):
+    """Ray itself died: its raylet or its GCS. The message says which."""

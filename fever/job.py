@@ -6,8 +6,10 @@
       start_from/      on other machines: the checkpoint whose weights the run begins with, if it has one
       script.sh        what the scheduler runs
       started.json     when the script began
+      meeting.ID       rank 0 has cleared the folder: ranks that came before announce themselves again
       ranks/K.json     rank K: host, addresses, cores, versions
       plan.json        written by rank 0 once all have arrived: the ranks, and which of them starts Ray on which host
+      plans/K.json     the same for 64 ranks: each reads only the part that it is in
       head.json        the address of Ray's head
       alive            a counter that rank 0 increases as long as it lives
       stop             the reason why the training is to save and stop
@@ -21,7 +23,8 @@
       nodes/HOST.log   what happened on each host
 
 Files appear whole (written beside and renamed). Nothing here waits: callers poll. Files are looked for by listing their
-folder, because network file systems remember for a while that a name did not exist.
+folder, because network file systems remember for a while that a name did not exist. Folders that grow with the number
+of ranks are listed by rank 0 only.
 """
 
 from __future__ import annotations
@@ -31,29 +34,36 @@ import json
 import os
 import secrets
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fever import layout
-from fever.files import write_atomically
+from fever.errors import FeverError
+from fever.files import user_path, write_atomically
 
 JOB = "FEVER_JOB"  # environment variable of the process that drives a job: its folder
 AUTOSCALED = "FEVER_WORKERS"  # environment variable: how many machines an autoscaler may launch for this process
+HOSTS = "FEVER_HOSTS"  # environment variable: how many hosts of a cluster that outlives jobs this process may use
 CONTINUED = 75  # exit code of a run that was cut off by its job's limit: EX_TEMPFAIL, try again
 QUEUED, RUNNING, ENDED = "queued", "running", "ended"  # states of a job
 
 RECORD, RUN, SCRIPT, LOG = "job.json", "run.yaml", "script.sh", "log.txt"  # files of a job's folder
 STARTED, BREAKDOWN, EXIT, REPORT = "started.json", "breakdown.json", "exit.json", "scheduler.txt"
 PLAN, HEAD, ALIVE, STOP, TOKEN = "plan.json", "head.json", "alive", "stop", "token"
-RANKS, LEFT, CONNECTED, NODES = "ranks", "left", "connected", "nodes"  # and its subfolders
+RANKS, PLANS, LEFT, CONNECTED, NODES = "ranks", "plans", "left", "connected", "nodes"  # and its subfolders
+MEETING = "meeting."  # the first part of a file's name; the rest is the meeting's
 START = "start_from"
-TRANSIENT = (RANKS, LEFT, PLAN, HEAD, ALIVE, STOP, TOKEN)  # removed when the job ends
+READERS = 16  # files that are read at the same time
+SILENT_SECONDS = 60.0  # without a sign of life of a job that its scheduler says is over
+TRANSIENT = (RANKS, LEFT, PLAN, PLANS, HEAD, ALIVE, STOP, TOKEN)  # removed when the job ends
 
 
 def records(part: str) -> Path:
     """A folder of this user's records: of jobs, of clusters."""
-    return Path(os.environ.get("FEVER_HOME", "~/.fever")).expanduser() / part
+    return user_path(os.environ.get("FEVER_HOME", "~/.fever")) / part
 
 
 def current_job() -> JobFolder | None:
@@ -65,6 +75,12 @@ def current_job() -> JobFolder | None:
 def autoscaled_machines() -> int | None:
     """How many machines Ray's autoscaler may launch for this process; None where there is no autoscaler."""
     count = os.environ.get(AUTOSCALED)
+    return None if count is None else int(count)
+
+
+def hosts_allowed() -> int | None:
+    """How many hosts of a cluster that outlives jobs this process may use; None for all."""
+    count = os.environ.get(HOSTS)
     return None if count is None else int(count)
 
 
@@ -86,21 +102,30 @@ class JobFolder:
 
     def clear(self, *keep: str) -> None:
         """Remove the files of an earlier attempt, except these; rank 0 does so before it announces itself."""
-        for name in (*TRANSIENT, CONNECTED, EXIT):
+        for name in (*TRANSIENT, *self._meetings(), CONNECTED, EXIT):
             if name not in keep:
                 self._remove(name)
 
     def tidy(self) -> None:
         """Remove what nobody needs after the job's end."""
-        for name in TRANSIENT:
+        for name in (*TRANSIENT, *self._meetings()):
             self._remove(name)
+
+    def _meetings(self) -> list[str]:
+        return [name for name in self.names("") if name.startswith(MEETING)]
+
+    @property
+    def meeting(self) -> str | None:
+        """The name of the meeting that rank 0 has opened; None if there is none."""
+        return next((name.removeprefix(MEETING) for name in self._meetings()), None)
 
     def _remove(self, name: str) -> None:
         path = self.path / name
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
-            path.unlink(missing_ok=True)
+            with suppress(IsADirectoryError):  # another rank has just made it anew
+                path.unlink(missing_ok=True)
 
     def write(self, name: str, values: dict[str, Any], mode: int = 0o644) -> None:
         """Write a JSON file that appears whole."""
@@ -115,26 +140,44 @@ class JobFolder:
         """Add facts to the job's record, job.json; it has the job's environment variables and is the user's alone."""
         self.write(RECORD, {**(self.read(RECORD) or {}), **facts}, mode=0o600)
 
-    def read(self, name: str) -> dict[str, Any] | None:
-        """The content of a JSON file; None if it does not exist."""
-        text = self.read_text(name)
-        return json.loads(text) if text is not None else None
+    def read(self, name: str, listed: bool = False) -> dict[str, Any] | None:
+        """The content of a JSON file; None if it does not exist. Raises `FeverError` if it is damaged. `listed`: its
+        folder need not be listed again."""
+        text = self.read_text(name, listed)
+        if text is None:
+            return None
+        with suppress(ValueError, RecursionError):
+            if isinstance(values := json.loads(text), dict):
+                return values
+        raise FeverError(f"{self.path / name} is damaged")
 
-    def read_text(self, name: str) -> str | None:
+    def read_all(self, names: list[str]) -> list[dict[str, Any] | None]:
+        """The contents of JSON files whose folder was listed just now, several at a time: each may take a while."""
+        if not names:
+            return []
+        with ThreadPoolExecutor(min(READERS, len(names))) as readers:
+            return list(readers.map(lambda name: self.read(name, listed=True), names))
+
+    def read_text(self, name: str, listed: bool = False) -> str | None:
         path = self.path / name
         try:
-            return path.read_text() if path.name in os.listdir(path.parent) else None
+            return path.read_text() if listed or path.name in os.listdir(path.parent) else None
         except OSError as error:
             _only_missing(error)
             return None
 
     def names(self, folder: str) -> list[str]:
         """The files in a subfolder."""
+        return list(self.files(folder))
+
+    def files(self, folder: str) -> dict[str, int]:
+        """The files in a subfolder with their inode numbers: a file that was replaced has another one."""
         try:
-            return [name for name in os.listdir(self.path / folder) if not name.startswith(".")]
+            with os.scandir(self.path / folder) as entries:
+                return {entry.name: entry.inode() for entry in entries if not entry.name.startswith(".")}
         except OSError as error:
             _only_missing(error)
-            return []
+            return {}
 
     @property
     def log(self) -> Path:
@@ -158,6 +201,14 @@ class JobFolder:
     @property
     def token(self) -> Path:
         return self.path / TOKEN
+
+    def drop_token(self) -> None:
+        """Remove the token of a job that is over, if it was killed so that nothing of it could; not while there are
+        signs of life, since a scheduler may be wrong."""
+        with suppress(OSError):
+            files = [path for path in (self.token, self.path / ALIVE) if path.exists()]
+            if all(time.time() - path.stat().st_mtime > SILENT_SECONDS for path in files):
+                self.token.unlink(missing_ok=True)
 
     @property
     def saved(self) -> bool:

@@ -10,14 +10,17 @@ import math
 import os
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 STOP_SECONDS = 4.0  # for Ray to exit after SIGTERM
 FAMILY_SECONDS = 0.5  # for its child processes to exit after it
+
+STOPPED = "T"  # the state of a process after SIGSTOP
 
 
 def usable_cores(root: Path = Path("/")) -> int:
@@ -74,12 +77,31 @@ def age() -> float:
 
 def start(command: list[str], environ: Mapping[str, str], **more: Any) -> subprocess.Popen[bytes]:
     """Start a program that gets SIGTERM when this process dies."""
+    return _start(command, environ, signal.SIGTERM, (), more)
+
+
+def start_deaf(
+    command: list[str], environ: Mapping[str, str], signals: Collection[signal.Signals], **more: Any
+) -> subprocess.Popen[bytes]:
+    """Start a program that blocks these signals, as its descendants then do, unless they let them in. It is killed when
+    this process dies; `end` it with 0 seconds."""
+    return _start(command, environ, signal.SIGKILL, signals, more)
+
+
+def _start(
+    command: list[str],
+    environ: Mapping[str, str],
+    ending: signal.Signals,
+    blocked: Collection[signal.Signals],
+    more: dict[str, Any],
+) -> subprocess.Popen[bytes]:
     libc = ctypes.CDLL(None)
 
-    def die_with_parent() -> None:
-        libc.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    def prepare() -> None:
+        libc.prctl(1, ending)  # PR_SET_PDEATHSIG
+        signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
 
-    return subprocess.Popen(command, env=dict(environ), preexec_fn=die_with_parent, **more)
+    return subprocess.Popen(command, env=dict(environ), preexec_fn=prepare, **more)
 
 
 def end(process: subprocess.Popen[bytes], seconds: float = STOP_SECONDS) -> list[str]:
@@ -158,9 +180,19 @@ def began(pid: int) -> str:
     return (_stat(pid) or [""] * 20)[19]
 
 
+def process_state(pid: int) -> str:
+    """The state of a process, one letter such as STOPPED; empty if it does not exist."""
+    return (_stat(pid) or [""])[0]
+
+
 def _stat(pid: int) -> list[str]:
     """The fields of /proc/PID/stat after the command name: state, parent, ...; the 20th is the start time."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return []
+
+
+def absolute_sys_path() -> list[str]:
+    """`sys.path` with absolute entries, so that workers find the same modules."""
+    return [path or os.getcwd() for path in sys.path]

@@ -28,11 +28,10 @@ def ray() -> Iterator[Any]:
     """One private Ray of four cores for all tests of a module."""
     from fever.sampling.ray_cluster import connect
 
-    assert connect(4).owned
-    import ray
-
-    yield ray
-    ray.shutdown()
+    cluster = connect(4)
+    assert cluster.owned
+    yield cluster.ray
+    cluster.leave()
 
 
 @pytest.fixture(scope="session")

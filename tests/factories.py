@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fever.algos.base import Task
+from fever.algos.batch import share
 from fever.envs.make import make_envs
 from fever.envs.source import EnvContext, EnvSource
 from fever.policy import Network, Params
@@ -24,12 +25,14 @@ def as_source(target: Any) -> EnvSource:
 
 
 def make_task(target: Any, envs: int = 2, workers: int = 0, seed: int = 0, total_steps: int | None = None) -> Task:
-    """The task of an environment (class, name or EnvSource). It is made once, to see its spaces and its action mask."""
+    """The task of an environment (class, name or EnvSource), of which workers share `envs`. It is made once, to see its
+    spaces and its action mask."""
     source = as_source(target)
     probe = make_envs(source, 1, EnvContext())
     probe.reset([0])
     probe.close()
-    return Task("a test", probe.observation, probe.action, envs, workers, seed, total_steps)
+    each = share(envs, workers)
+    return Task("a test", probe.observation, probe.action, each, workers, seed, total_steps, total_envs=envs)
 
 
 def make_sampler(algorithm: Any, target: Any, envs: int, gamma: float = 0.99, seed: int = 0) -> Sampler:

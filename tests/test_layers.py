@@ -11,7 +11,21 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LAYERS = (  # from the ground up; a room may import its own layer and those below
-    ("errors", "files", "layout", "system", "signals", "job", "config", "text"),
+    (
+        "errors",
+        "files",
+        "layout",
+        "scratch",
+        "system",
+        "signals",
+        "last_resort",
+        "job",
+        "config",
+        "text",
+        "plain_yaml",
+        "expressions",
+    ),
+    ("zoo",),
     ("policy",),
     ("plugins",),
     ("envs",),
@@ -21,7 +35,9 @@ LAYERS = (  # from the ground up; a room may import its own layer and those belo
     ("runs",),
     ("training",),
     ("rllib",),
-    ("tune",),
+    ("tune", "experiments"),
+    ("scaling",),
+    ("board",),
     ("launch",),
     ("cli", "__main__", "api", ""),  # "": fever/__init__.py, the Python interface
 )

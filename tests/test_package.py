@@ -83,6 +83,7 @@ def test_wheel_works_in_a_clean_environment(installed: Installed) -> None:
     assert "next: fever" in run(fever, "train", "CartPole-v1", "--stop-iterations", "2")
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_an_algorithm_outside_works_with_every_command(installed: Installed) -> None:
     """CrossQ of the examples, in the folder where the commands are started; its class is not needed to act."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from gymnasium import spaces
 
+from fever.envs.recovery import EnvRecovery
 from fever.errors import FeverError
 from fever.policy.spaces import Description, native_shape, with_mask
 
+LARGEST = 10_000_000  # numbers in an observation or an action; the weights of a first layer would not fit into memory
 MASK = "action_mask"  # name of a mask of allowed actions, in infos or in a Dict observation
 
 
@@ -19,6 +22,9 @@ class Step(NamedTuple):
     The caller owns the arrays. The next action is chosen from `observations`. Where an episode ended and the
     environment was reset in the same step, `final` has the episode's last observation; otherwise the next step is a
     phantom step (see `Envs.next_step`).
+
+    An environment that failed in this step gave no transition. It was made anew, and its row of `observations` begins
+    its next episode; its reward is 0 and its flags are false.
     """
 
     observations: np.ndarray  # encoded [N, ...]
@@ -27,6 +33,18 @@ class Step(NamedTuple):
     truncated: np.ndarray  # [N] bool
     final: dict[int, np.ndarray]  # index -> encoded last observation of the episode that ended
     infos: dict[int, dict[str, Any]]  # index -> the last info of the episode that ended
+    failed: frozenset[int] = frozenset()  # indices of environments that failed
+
+    def without(self, rows: dict[int, np.ndarray]) -> Step:
+        """This step, in which these environments have failed after all: index -> encoded first observation of the
+        environment that was made in its place."""
+        for index, row in rows.items():
+            self.observations[index] = row
+            self.rewards[index] = 0
+            self.terminated[index] = self.truncated[index] = False
+            self.final.pop(index, None)
+            self.infos.pop(index, None)
+        return self._replace(failed=self.failed | rows.keys())
 
 
 class Envs(Protocol):
@@ -37,12 +55,18 @@ class Envs(Protocol):
     observation: Description  # final after the first reset, whose info may have an action mask
     action: Description
     next_step: bool  # Gymnasium's NEXT_STEP autoreset: the step after an episode's end, the phantom step, only resets
+    recovery: EnvRecovery  # what is known of their failures
     stack: int  # frames in the last axis of an encoded image, newest last, shifted by one in every step; 1: not stacked
 
     def reset(self, seeds: list[int]) -> np.ndarray: ...
     def step(self, actions: np.ndarray) -> Step: ...
     def change(self, kwargs: dict[str, Any]) -> None: ...  # new arguments, for every environment when its episode ends
     def close(self) -> None: ...
+
+    def fail(self, index: int, error: Exception, ago: int = 0) -> dict[int, np.ndarray]:
+        """Make an environment anew that did not deliver what it should, `ago` steps before the last. `Step.without`
+        takes what is returned. Raises the error if environments are not made anew."""
+        ...
 
 
 def describe_spaces(name: str, observation_space: Any, action_space: Any) -> tuple[Description, Description]:
@@ -60,7 +84,8 @@ def describe_spaces(name: str, observation_space: Any, action_space: Any) -> tup
 
 
 def describe_space(space: Any) -> Description:
-    """Describe a Gymnasium space; raises ValueError for a kind that no network accepts."""
+    """Describe a Gymnasium space; raises ValueError for a kind or a size that no network accepts."""
+    _check_size(space)
     if isinstance(space, spaces.Box):
         if space.dtype == np.uint8 and len(space.shape) in (2, 3):
             return _describe_image(space.shape)
@@ -90,6 +115,20 @@ def describe_space(space: Any) -> Description:
     if not isinstance(space, spaces.Space):
         raise ValueError(f"it is a {type(space).__name__} and must be a gymnasium.Space: {kinds} are supported")
     raise ValueError(f"{type(space).__name__} is not supported; use {kinds}")
+
+
+def _check_size(space: Any) -> None:
+    """Raise ValueError for a space without any number, or with so many that no network takes them."""
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        size = int(np.sum(getattr(space, "nvec", getattr(space, "n", 0)), dtype=np.float64))
+    elif isinstance(space, spaces.Box | spaces.MultiBinary):
+        size = math.prod(space.shape)
+    elif isinstance(space, spaces.Dict | spaces.Tuple):
+        size = len(space.spaces)
+    else:
+        return
+    if not 0 < size <= LARGEST:
+        raise ValueError(f"a {type(space).__name__} of size {size:,}; it must be from 1 to {LARGEST:,}")
 
 
 def _bounds(values: np.ndarray) -> list[float | None]:

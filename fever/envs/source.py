@@ -18,8 +18,13 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
+from fever.envs.local_folder import LOCAL_FOLDERS
+from fever.envs.old_ids import find_current
+from fever.envs.recovery import RAISE_AT_ONCE, FailureRules
+from fever.envs.watchdog import Watch
 from fever.errors import FeverError
 from fever.plugins.names import import_attribute, import_module
+from fever.plugins.user_code import message_of, sentence_of, user_code
 
 EXTRAS = {"mujoco": "mujoco", "box2d": "box2d", "Box2D": "box2d", "pygame": "render", "ale_py": "atari"}
 NAMELESS = re.compile(r"<\w+>|\(\.\.\.\)$")  # in names of lambdas, of what is inside functions, of partial functions
@@ -33,14 +38,17 @@ class EnvSource:
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Take a partial function apart into target and keyword arguments, if these can be written as JSON. Refuse what
-        makes no environments."""
+        """Take a partial function apart into target and keyword arguments, if these can be written as JSON, and give an
+        old id its current name and arguments. Refuse what makes no environments."""
         target = self.target
         if isinstance(target, gym.Env | VectorEnv) or not (isinstance(target, str) or callable(target)):
             raise FeverError(_not_a_source(target))
         if isinstance(target, functools.partial) and not target.args and _is_json(target.keywords):
             object.__setattr__(self, "kwargs", {**target.keywords, **self.kwargs})
             object.__setattr__(self, "target", target.func)
+        if isinstance(target, str) and (current := find_current(target)) is not None and not _is_users(target):
+            object.__setattr__(self, "kwargs", {**current.arguments, **self.kwargs})
+            object.__setattr__(self, "target", current.id)
 
     @property
     def name(self) -> str:
@@ -92,6 +100,24 @@ class EnvContext:
     worker_index: int = 0  # 0 in this process and for the first worker
     workdir: Path | None = None  # parent of the private folder of every environment
     render_mode: str | None = None
+    failure_rules: FailureRules = RAISE_AT_ONCE
+
+    @property
+    def where(self) -> str:
+        """ " of worker 1" in messages; empty for the first worker, which may be this process."""
+        return f" of worker {self.worker_index}" if self.worker_index else ""
+
+    def watch(self, name: str) -> Watch:
+        """For the watchdog, with the limits in force."""
+        return Watch(name, self.where, self.failure_rules.step_timeout, self.failure_rules.reset_timeout)
+
+
+def _is_users(name: str) -> bool:
+    """Whether the user has registered this id, and not Gymnasium or ALE."""
+    spec = gym.registry.get(name)
+    entry = spec.entry_point if spec is not None else None
+    module = entry if isinstance(entry, str) else getattr(entry, "__module__", "gymnasium")
+    return not module.startswith(("gymnasium", "ale_py"))
 
 
 def make_env(source: EnvSource, context: EnvContext, index: int = 0) -> gym.Env:
@@ -100,17 +126,19 @@ def make_env(source: EnvSource, context: EnvContext, index: int = 0) -> gym.Env:
     if spec is not None:
         constructor = _entry_point(source, spec.entry_point)
         _check_arguments(source, constructor, "max_episode_steps")  # gym.make's own
-        arguments = {**source.kwargs, **_context_arguments(constructor, context, index)}
+        arguments = {**source.kwargs, **_context_arguments(source, constructor, context, index)}
         if context.render_mode is not None:
             arguments["render_mode"] = context.render_mode
         return _construct(source, lambda: gym.make(spec, disable_env_checker=True, **arguments))
     assert factory is not None
     _check_arguments(source, factory)
-    arguments = {**source.kwargs, **_context_arguments(factory, context, index)}
+    arguments = {**source.kwargs, **_context_arguments(source, factory, context, index)}
     if context.render_mode is not None and "render_mode" in (_parameters(factory) or {}):
         arguments["render_mode"] = context.render_mode
     env = _construct(source, lambda: factory(**arguments))
-    if not hasattr(env, "observation_space") or not hasattr(env, "action_space"):
+    with user_code(f"{source.name} has no spaces"):
+        complete = hasattr(env, "observation_space") and hasattr(env, "action_space")
+    if not complete:
         raise FeverError(f"{source.name} made a {type(env).__name__}, which has no observation_space and action_space")
     return env
 
@@ -128,7 +156,7 @@ def make_vector_env(source: EnvSource, count: int, context: EnvContext) -> Vecto
         )
     assert factory is not None
     _check_arguments(source, factory)
-    arguments = {**source.kwargs, **_context_arguments(factory, context, 0)}
+    arguments = {**source.kwargs, **_context_arguments(source, factory, context, 0)}
     return _construct(source, lambda: factory(num_envs=count, **arguments))
 
 
@@ -175,17 +203,18 @@ def _check_arguments(source: EnvSource, constructor: Any, *more: str) -> None:
 
 
 def _construct(source: EnvSource, make: Callable[[], Any]) -> Any:
-    """Call a constructor; a wrong argument or a missing package raises FeverError."""
+    """Call a constructor; whatever it raises becomes a FeverError."""
     try:
         return make()
     except (ImportError, gym.error.DependencyNotInstalled) as error:
         raise FeverError(_missing_package(source.name, error)) from error
-    except TypeError as error:
-        if "missing" not in str(error):
-            raise
-        raise FeverError(f"{source.name} cannot be made with the arguments {source.kwargs}: {error}") from error
     except gym.error.Error as error:
         raise FeverError(f"{source.name} cannot be made: {error}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a user's constructor may raise anything, sys.exit() included
+        given = f" with the arguments {source.kwargs}" if source.kwargs or "missing" in message_of(error) else ""
+        raise FeverError(f"{source.name} cannot be made{given}: {sentence_of(error)}") from error
 
 
 def _missing_package(name: str, error: Exception) -> str:
@@ -229,8 +258,8 @@ def _parameters(constructor: Any) -> Mapping[str, inspect.Parameter] | None:
         return None
 
 
-def _context_arguments(constructor: Any, context: EnvContext, index: int) -> dict[str, Any]:
-    """Those of worker_index, env_index and workdir that the constructor has as parameters."""
+def _context_arguments(source: EnvSource, constructor: Any, context: EnvContext, index: int) -> dict[str, Any]:
+    """Those of worker_index, env_index, workdir and scratch that the constructor has as parameters."""
     wanted = _parameters(constructor) or {}
     arguments: dict[str, Any] = {}
     if "worker_index" in wanted:
@@ -241,4 +270,7 @@ def _context_arguments(constructor: Any, context: EnvContext, index: int) -> dic
         folder = context.workdir / f"worker-{context.worker_index}-env-{index}"
         folder.mkdir(parents=True, exist_ok=True)
         arguments["workdir"] = folder
+    if "scratch" in wanted and "scratch" not in source.kwargs:
+        name = f"worker-{context.worker_index}-env-{index}"
+        arguments["scratch"] = LOCAL_FOLDERS.make((context.workdir, context.worker_index, index), name)
     return arguments

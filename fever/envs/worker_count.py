@@ -26,12 +26,15 @@ WAITING_SHARE = 0.5  # of a step's time spent computing, below which an environm
 MOST_PER_CORE = 8  # workers per core, for environments that mostly wait
 
 
-def choose_workers(envs: Envs, cores: int) -> tuple[int, str]:
-    """The number of workers for this environment on this many cores, and the reason as a sentence."""
+def choose_workers(envs: Envs, cores: int, places: int | None = None) -> tuple[int, str]:
+    """The number of workers for this environment on this many cores, and the reason as a sentence. `places`: how many
+    workers fit there, if each gets cores of its own."""
     step, computing = time_steps(envs)
     cost = f"a step takes {step * 1e6:.0f} us" if step < 1e-3 else f"a step takes {step * 1e3:.1f} ms"
     if step < CHEAP_STEP:
         return 0, f"{cost}, so one process is fastest"
+    if places is not None:
+        return places, f"{cost}, and {places} fit on {cores} cores"
     if computing < WAITING_SHARE:
         workers = min(MOST_PER_CORE, max(1, round(1 / max(computing, 1e-3)))) * cores
         return workers, f"{cost} and waits {1 - computing:.0%} of that, so {workers} workers share {cores} cores"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fever.errors import FeverError
+from fever.replay.saved import check_arrays
 from fever.replay.sum_tree import SumTree, pieces
 from fever.system import free_memory
 
@@ -205,26 +206,9 @@ class ReplayBuffer:
         return {**arrays, "counters": np.array([self.spec.capacity, self.added, self.frames_added])}
 
     def restore(self, arrays: dict[str, np.ndarray]) -> None:
-        """Restore what `arrays()` returned; streams cannot be continued."""
-        expected = {name: (shape[1:], np.dtype(dtype)) for name, (shape, dtype) in self.spec.rings.items()}
-        expected["counters"] = ((), np.dtype(np.int64))
-        if self.tree is not None:
-            expected["priorities"] = ((), np.dtype(np.float64))
-        for name, (shape, dtype) in expected.items():
-            if name not in arrays:
-                raise FeverError(f"the saved replay buffer has no {name}, which this one needs")
-            if (arrays[name].shape[1:], arrays[name].dtype) != (shape, dtype):
-                raise FeverError(
-                    f"the saved replay buffer has {name} of shape {arrays[name].shape[1:]} and type "
-                    f"{arrays[name].dtype}, this one of shape {shape} and type {dtype}"
-                )
+        """Restore what `arrays()` returned; streams cannot be continued. Changes nothing if `check_arrays` raises."""
+        check_arrays(self.spec, arrays)
         capacity, added, frames_added = arrays["counters"].tolist()
-        if capacity != self.spec.capacity:
-            raise FeverError(
-                f"the saved replay buffer holds {capacity:,} transitions, this one holds {self.spec.capacity:,}"
-            )
-        if len(arrays["frames"]) != min(frames_added, self.spec.frame_capacity):
-            raise FeverError("the saved replay buffer holds another number of frames: it was saved with another her")
         for name in self.spec.rings:
             write(getattr(self, name), 0, arrays[name])
         self.added, self.frames_added, self.streams = added, frames_added, {}

@@ -6,21 +6,18 @@ explorers and shards of the buffer concurrently. Both have the same interface, `
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fever.errors import FeverError
 from fever.policy import Params
 from fever.policy.spaces import Description
 from fever.replay.buffer import Batch, ReplayBuffer, ReplaySpec
 from fever.replay.explorer import Exploration, Explorer
+from fever.replay.saved import load_shards, save_shards
 from fever.sampling.pool import Pool
 from fever.sampling.spec import Report, SamplerSpec
 from fever.signals import uninterruptible
@@ -69,10 +66,10 @@ class Experience(Pool):
         self.params: Any = None
         self.epsilons = np.ones(spec.exploration.explorers)
         self.reports: list[Report] = []
-        shards, capacity = spec.shards, spec.shards * spec.replay.capacity
+        shards, self.capacity = spec.shards, spec.shards * spec.replay.capacity
         parts = f" in {shards} shards" if shards > 1 else ""
         size = format_bytes(shards * spec.replay.bytes)
-        self.description = f"replay buffer: {capacity:,} transitions{parts}, {size} when full"
+        self.description = f"replay buffer: {self.capacity:,} transitions{parts}, {size} when full"
 
     def publish(self, params: Params, version: int, epsilons: np.ndarray) -> None:
         """Use these weights from the next call on; explorer i acts at random with probability `epsilons[i]`."""
@@ -93,6 +90,13 @@ class Experience(Pool):
     def owed(self) -> float:
         """Transitions that may still be drawn at this ratio."""
         return self.spec.ratio * (self.added - self.spec.warmup) - self.drawn
+
+    def count_from(self, added: int, drawn: int) -> None:
+        """Continue with saved counters. What is owed is at most what a full buffer owes, one way or the other: counters
+        that do not fit each other, or another ratio, would have the run learn or explore alone without end."""
+        self.added = added
+        due, most = self.spec.ratio * max(0, added - self.spec.warmup), self.spec.ratio * self.capacity + self.spec.draw
+        self.drawn = int(min(max(drawn, due - most), due + most))
 
     def take_reports(self) -> list[Report]:
         """Reports of the workers since the last call."""
@@ -133,65 +137,19 @@ class LocalExperience(Experience):
         self.buffer.update(draw.batch.serials, errors)
 
     def measure(self) -> dict[str, float]:
-        return self.buffer.measures()
+        return {**self.buffer.measures(), "transitions_lost": 0.0}
 
     def save(self, folder: Path) -> None:
         if self.spec.keep:
             save_shards(folder, [self.buffer.arrays()], 1, self.added, self.drawn)
 
     def restore(self, folder: Path) -> None:
-        (arrays,), self.added, self.drawn = load_shards(folder, 1)
+        (arrays,), added, drawn = load_shards(folder, 1)
         self.buffer.restore(arrays)
+        self.count_from(added, drawn)
 
     def change_env(self, kwargs: dict[str, Any]) -> None:
         self.explorer.change_env(kwargs)
 
     def close(self) -> None:
         self.explorer.close()
-
-
-def save_shards(folder: Path, shards: Iterable[dict[str, np.ndarray]], count: int, added: int, drawn: int) -> None:
-    """Write `count` buffers and the counters into a folder, one buffer at a time.
-
-    If one fails, the folder stays as it was: files are renamed when all are written.
-    """
-    from safetensors.numpy import save_file
-
-    folder.mkdir(exist_ok=True)
-    counters = {"experience": np.array([added, drawn, count])}
-    partials = [folder / f".shard-{index}.partial" for index in range(count)]
-    waiting = iter(shards)
-    try:
-        for partial in partials:
-            arrays = next(waiting) | counters
-            save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, partial)
-            del arrays  # before the next one is loaded
-        for index, partial in enumerate(partials):
-            partial.replace(folder / f"shard-{index}.safetensors")
-    except BaseException:
-        for partial in partials:
-            partial.unlink(missing_ok=True)
-        with suppress(OSError):  # it holds older files
-            folder.rmdir()
-        raise
-    size = sum(file.stat().st_size for file in folder.iterdir())
-    logging.info("the replay buffer is saved: %s in %s", format_bytes(size), folder)
-
-
-def load_shards(folder: Path, count: int) -> tuple[list[dict[str, np.ndarray]], int, int]:
-    """Read what `save_shards` wrote: buffers, transitions added, transitions drawn."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    shards, counters = [], np.zeros(3)
-    for index in range(count):
-        file = folder / f"shard-{index}.safetensors"
-        try:
-            arrays = load_file(file)
-            counters = arrays.pop("experience")
-        except (OSError, KeyError, SafetensorError) as error:
-            raise FeverError(f"the replay buffer is damaged: {file}; remove {folder} to resume without it") from error
-        if counters[2] != count:
-            raise FeverError(f"{folder} holds {counters[2]} shards of a replay buffer, not replay_shards={count}")
-        shards.append(arrays)
-    return shards, int(counters[0]), int(counters[1])

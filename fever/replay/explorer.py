@@ -72,16 +72,15 @@ class Explorer(Runner):
             spec.worker_index * spec.envs % len(epsilons)
         )  # workers that joined later start again at the first epsilon
         mine = epsilons[first : first + spec.envs]
-        before = self.steps_taken
-        trajectory = self._run(params, steps, self._chooser(mine, steps))
-        ended = trajectory.ended
+        trajectory = self._take_steps(params, steps, self._chooser(mine, steps))
         rows = {
             "actions": trajectory.actions,
             "rewards": np.sign(trajectory.rewards) if self.exploration.clip_rewards else trajectory.rewards,
             "terminated": trajectory.terminated,
-            "ended": ended[2:],
+            "ended": trajectory.ended[2:],
+            "failed": trajectory.failed[1:],
             "valid": trajectory.valid,
-            **self._number(trajectory.steps, ended[1:-1] if self.envs.next_step else ended[2:], before),
+            **self._number(trajectory.steps, trajectory.first[1:]),
             **self._values(trajectory, params),
         }
         counting = mine <= np.median(epsilons)
@@ -96,7 +95,9 @@ class Explorer(Runner):
             }
             block = replace(block, relabelled=len(copies["rewards"]), **joined)
         seconds = {**trajectory.seconds, "total": perf_counter() - begin}
-        return block, Report(int(trajectory.valid.sum()), episodes, spec.worker_index, version, seconds, self.host)
+        taken, failures = int(trajectory.valid.sum()), self.envs.recovery.take()
+        of = spec.worker_index, version, seconds, self.host
+        return block, Report(taken, episodes, *of, cores=self.cores, failures=failures)
 
     def _chooser(self, epsilons: np.ndarray, steps: int) -> Callable[[int, np.ndarray], np.ndarray]:
         """The function that chooses actions in each of the next T steps: by the policy, or at random."""
@@ -129,14 +130,14 @@ class Explorer(Runner):
         shape = (*leading, *self.distribution.action_shape)
         return np.float32(self.exploration.noise) * self.rng.standard_normal(shape, np.float32)
 
-    def _number(self, taken: list[Step], first: np.ndarray, before: int) -> dict[str, np.ndarray]:
+    def _number(self, taken: list[Step], first: np.ndarray) -> dict[str, np.ndarray]:
         """Frames `[T, N, stack]` of the observations before and after each step; `first` `[T, N]` marks those after it
-        that begin an episode; `before` is how many steps were taken earlier."""
+        that begin an episode."""
         frames = np.empty((len(taken), self.spec.envs, self.stack), np.int64)
         reached = np.empty_like(frames)
         for t, step in enumerate(taken):
             frames[t] = self.window
-            lasts = {index: self._last(last, index, before + t + 1) for index, last in step.final.items()}
+            lasts = {index: self._last(last, index) for index, last in step.final.items()}
             self._look(step.observations, first[t])
             reached[t] = self.window
             for index, window in lasts.items():
@@ -200,10 +201,8 @@ class Explorer(Runner):
         for index in np.flatnonzero(first).tolist():
             self.window[index, :-1] = self._send(np.moveaxis(observations[index, ..., :-1], -1, 0))
 
-    def _last(self, observation: np.ndarray, index: int, step: int) -> np.ndarray:
+    def _last(self, observation: np.ndarray, index: int) -> np.ndarray:
         """Frames `[stack]` of the last observation of an episode whose environment is reset already."""
-        if not np.isfinite(observation).all():
-            raise self._not_finite("observation", observation.sum(), step, index)
         newest = self._send(observation[None] if self.stack == 1 else observation[None, ..., -1])
         return np.append(self.window[index, 1:], newest)
 
@@ -211,6 +210,7 @@ class Explorer(Runner):
         """Join the rows `[T, N]` of this call to those carried over; returns the complete transitions."""
         n, gamma = self.exploration.n_step, self.exploration.gamma
         rows = {name: np.concatenate([self.carried.get(name, array[:0]), array]) for name, array in fresh.items()}
+        rows["ended"][:-1] |= rows["failed"][1:]  # a failure cuts its episode in the step before, which may be carried
         length, count = rows["rewards"].shape
         complete = max(0, length - n)  # rows whose n steps, and the value behind them, are known
         rewards = np.zeros((complete, count), np.float32)

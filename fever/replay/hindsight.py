@@ -83,7 +83,8 @@ class Hindsight:
         return getattr(env, "unwrapped", env)
 
     def relabel(self, trajectory: Trajectory) -> list[Copies]:
-        """The copies of every episode that ended in this trajectory; the steps of the others are kept."""
+        """The copies of every episode that ended in this trajectory, or was cut by a failure of its environment; the
+        steps of the others are kept."""
         reached = trajectory.observations[1:].copy()
         for t, step in enumerate(trajectory.steps):
             for index, last in step.final.items():
@@ -92,9 +93,11 @@ class Hindsight:
         finished = []
         for index, pieces in enumerate(self.open):
             begin = 0
-            for end in (np.flatnonzero(trajectory.ended[2:, index]) + 1).tolist():
-                pieces.append([array[begin:end, index] for array in rows])
-                finished.append(self._copy(index, *map(np.concatenate, zip(*pieces, strict=True))))
+            failed = trajectory.failed[1:, index]
+            for end in (np.flatnonzero(trajectory.ended[2:, index] | failed) + 1).tolist():
+                pieces.append([array[begin : end - failed[end - 1], index] for array in rows])
+                episode = [*map(np.concatenate, zip(*pieces, strict=True))]
+                finished += [self._copy(index, *episode)] if len(episode[0]) else []
                 pieces.clear()
                 begin = end
             if begin < len(reached):

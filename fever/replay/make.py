@@ -8,7 +8,7 @@ from fever.errors import FeverError
 from fever.replay.buffer import ReplaySpec, check_memory
 from fever.replay.experience import Experience, ExperienceSpec, LocalExperience
 from fever.replay.shards import RayExperience
-from fever.sampling.ray_cluster import machines_in_reach
+from fever.sampling.ray_machines import machines_in_reach
 from fever.system import free_memory
 
 

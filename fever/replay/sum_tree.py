@@ -88,8 +88,10 @@ class SumTree:
         return nodes
 
     def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Slots `[count]` by priority, stratified: one from each of `count` equal parts of the total."""
-        return self.find((np.arange(count) + rng.random(count)) * (self.total / count))
+        """Slots `[count]` by priority, stratified: one from each of `count` equal parts of the total, in random order:
+        a learner that cuts them into minibatches must not get transitions of one age in each."""
+        slots = self.find((np.arange(count) + rng.random(count)) * (self.total / count))
+        return rng.permutation(slots)
 
     def _running(self) -> np.ndarray:
         if self.stale:

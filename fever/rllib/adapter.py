@@ -6,12 +6,14 @@ callback adds the return of every episode to RLlib's result.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import math
 import socket
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -20,13 +22,18 @@ import numpy as np
 
 from fever import layout
 from fever.algos.base import Iteration, SamplingContext, State
+from fever.algos.batch import require_scalable, share
 from fever.config import RunConfig
 from fever.envs.make import make_envs
 from fever.envs.source import EnvContext, EnvSource
+from fever.envs.watchdog import close_quietly
 from fever.envs.worker_count import choose_workers
 from fever.errors import FeverError, TrainingError
+from fever.files import as_count
+from fever.job import current_job
 from fever.rllib.catalogue import require_rllib, silence
 from fever.rllib.environment import MakeEnv, Spaces, probe_spaces, with_env_config
+from fever.rllib.failures import RESTART_SECONDS, EnvRunnerFailures, forget, reports, root_cause
 from fever.rllib.metrics import (
     NO_SECONDS,
     episodes_of,
@@ -40,19 +47,28 @@ from fever.rllib.metrics import (
 from fever.rllib.settings import SETTING_OF_FIELD, default_config, fill, first_sentence, split_settings, validated
 from fever.rllib.structure import pack
 from fever.sampling.pool import Pool
-from fever.sampling.ray_cluster import Cluster, connect, cores_in_reach
-from fever.sampling.ray_pool import absolute_sys_path
+from fever.sampling.ray_cluster import Cluster, connect
+from fever.sampling.ray_machines import cores_in_reach, require_ranks
 from fever.sampling.spec import Report
+from fever.system import absolute_sys_path, usable_cores
 from fever.training.logs import errors_to
-from fever.training.setup import SMALL_WIDTH, Prepared
+from fever.training.setup import Prepared
 
 DATA_CORES = 4  # that Ray Data needs to read and prepare offline data; with fewer it waits for ever
+SMALL_WIDTH = 256  # units of a layer up to which one thread of PyTorch is fastest
 SEED_STRIDE = 100_000  # added to the seed each time a run is resumed
 
 
 def prepare_rllib(config: RunConfig, source: EnvSource, say: Callable[[str], None]) -> Prepared:
     """Find the algorithm, make the environment once, and let RLlib validate the configuration."""
     require_rllib()
+    if config.cpus_per_worker is not None:
+        raise FeverError(
+            f"--cpus-per-worker is for fever's own algorithms; {config.algo} takes num_cpus_per_env_runner="
+            f"{config.cpus_per_worker}, which places its workers and binds none"
+        )
+    if config.scale_batch:
+        require_scalable(config.algo, None)
     config, notes = split_settings(config)
     for note in notes:
         say(note)
@@ -64,17 +80,31 @@ def prepare_rllib(config: RunConfig, source: EnvSource, say: Callable[[str], Non
         workers, reason = _all_workers(config, source, spaces)
         say(f"workers {workers}: {reason}")
         config = config.model_copy(update={"workers": workers})
-    learner = RllibLearner(config, source, spaces)
+    config = with_envs(config)
+    learner = RllibLearner(config, source, spaces, say)
+    if (crowd := learner.crowd()) is not None:
+        say(crowd)
     policy = {"rllib": config.algo, "observation": spaces.observation, "action": spaces.action}
     made = with_env_config(source)
     return Prepared(config, learner, policy, made, on_ray=True, uninterruptible=True, files=RllibFiles(learner))
 
 
 def with_defaults(config: RunConfig) -> RunConfig:
-    """The configuration with RLlib's default numbers of workers and environments where none are given."""
-    defaults = default_config(config.algo)
-    missing = [field for field in ("workers", "envs") if getattr(config, field) is None]
-    return config.model_copy(update={field: getattr(defaults, SETTING_OF_FIELD[field]) or 0 for field in missing})
+    """The configuration with RLlib's default number of workers if none is given."""
+    if config.workers is not None:
+        return config
+    return config.model_copy(update={"workers": getattr(default_config(config.algo), SETTING_OF_FIELD["workers"]) or 0})
+
+
+def with_envs(config: RunConfig) -> RunConfig:
+    """The configuration, whose number of workers is known, with the number of environments of the whole run: that of
+    each worker is a setting of RLlib's, or RLlib's default."""
+    config = split_settings(config)[0]
+    if config.envs is not None:
+        return config
+    each = getattr(default_config(config.algo), SETTING_OF_FIELD["envs"])
+    assert isinstance(config.workers, int)
+    return config.model_copy(update={"envs": each * max(1, config.workers)})
 
 
 def rllib_config(config: RunConfig, spaces: Spaces, env: str) -> Any:
@@ -83,12 +113,12 @@ def rllib_config(config: RunConfig, spaces: Spaces, env: str) -> Any:
     workers = config.workers if isinstance(config.workers, int) else 0
     with silence():
         filled.environment(env=env, env_config={})
-        filled.env_runners(
-            num_env_runners=workers,
-            num_envs_per_env_runner=config.envs,
-            num_gpus_per_env_runner=config.gpus_per_worker,
-        )
+        filled.env_runners(num_env_runners=workers, num_gpus_per_env_runner=config.gpus_per_worker)
+        if config.envs is not None:
+            filled.env_runners(num_envs_per_env_runner=share(config.envs, workers))
         filled.debugging(seed=config.seed)
+        if "delay_between_env_runner_restarts_s" not in config.settings:
+            filled.fault_tolerance(delay_between_env_runner_restarts_s=RESTART_SECONDS)
         ends = filled.callbacks_on_episode_end
         others = [] if ends is None else ends if isinstance(ends, list) else [ends]
         filled.callbacks(on_episode_end=[*others, log_episode])
@@ -102,8 +132,10 @@ def rllib_config(config: RunConfig, spaces: Spaces, env: str) -> Any:
 class RllibLearner:
     """One of RLlib's algorithms, built when the trainer starts it."""
 
-    def __init__(self, config: RunConfig, source: EnvSource, spaces: Spaces) -> None:
-        self.config, self.source, self.spaces = config, source, spaces
+    def __init__(
+        self, config: RunConfig, source: EnvSource, spaces: Spaces, say: Callable[[str], None] = logging.warning
+    ) -> None:
+        self.config, self.source, self.spaces, self.say = config, source, spaces, say
         self.steps = 0
         self.name = f"fever-{uuid.uuid4().hex}"  # of the registered environment, unique in a shared Ray
         self.rllib = validated(rllib_config(config, spaces, self.name), config.algo)
@@ -122,7 +154,7 @@ class RllibLearner:
             self._fit_gpus(cluster)
             cluster.require_cores(self.config.algo, self.bundles()[1:])
             limit_torch_threads(self.rllib, self.spaces)
-            register_env(self.name, MakeEnv(self.source, place.workdir, absolute_sys_path()))
+            register_env(self.name, MakeEnv(self.source, place.workdir, absolute_sys_path(), run=self.name))
             self.rllib.debugging(seed=self.config.seed + place.generation * SEED_STRIDE)
             with errors_to(place.workdir.parent / layout.LOG):  # Ray's C++ code writes to stderr
                 self.algorithm = self._build()
@@ -131,14 +163,15 @@ class RllibLearner:
         except BaseException:
             cluster.leave()
             raise
-        return RllibPool(self.algorithm, self.rllib.num_env_runners, cluster)
+        EnvRunnerFailures(self.name, self.algorithm, self._sampled, self.say)
+        return RllibPool(self.name, self.algorithm, self.rllib.num_env_runners, cluster)
 
     def _fit_gpus(self, cluster: Cluster) -> None:
         """Without a GPU, use one learner on the CPU with the batches of all; raise FeverError for `--device gpu`."""
         rllib, learners = self.rllib, self.rllib.num_learners
         if self.config.device == "gpu":
             cluster.require_gpus(rllib.num_gpus_per_learner * max(1, learners))
-        elif rllib.num_gpus_per_learner and not cluster.ray.cluster_resources().get("GPU"):
+        elif rllib.num_gpus_per_learner and not cluster.ask(cluster.ray.cluster_resources).get("GPU"):
             sizes = ("train_batch_size_per_learner", "minibatch_size") if learners > 1 else ()
             whole = {name: size * learners for name in sizes if (size := getattr(rllib, name, None))}
             note = "".join(f", {name} is {size}" for name, size in whole.items())
@@ -154,15 +187,23 @@ class RllibLearner:
             self.algorithm.stop()
             logging.exception("RLlib could not read its checkpoint")
             raise FeverError(f"RLlib cannot resume from {checkpoint}: {first_sentence(root_cause(error))}") from error
-        self.counted = int(self.algorithm.metrics.peek(steps_metric(self.rllib.is_offline), default=0))
+        self.counted = self._sampled()
+
+    def _sampled(self) -> int:
+        """Environment steps by RLlib's count."""
+        return int(self.algorithm.metrics.peek(steps_metric(self.rllib.is_offline), default=0))
 
     def _build(self) -> Any:
         try:
-            return self.rllib.build_algo()
+            with no_home_folder():
+                return self.rllib.build_algo()
         except Exception as error:
             cause = root_cause(error)
             if isinstance(cause, FeverError):
                 raise cause from None
+            if failed := list(reports(self.name).values()):  # RLlib's own error tells only that a worker is missing
+                logging.exception("RLlib could not start its workers")
+                raise FeverError(f"RLlib's workers cannot start: {failed[-1]}") from error
             logging.exception("RLlib could not build %s", self.config.algo)
             spaces = f"observations: {self.spaces.observation}, actions: {self.spaces.action}"
             what = f"{self.config.algo} for {self.config.env} ({spaces})"
@@ -171,6 +212,14 @@ class RllibLearner:
     def _cores(self) -> float:
         """Cores that RLlib's processes ask Ray for, without this process."""
         return sum(bundle.get("CPU", 0.0) for bundle in self.bundles()[1:])
+
+    def crowd(self) -> str | None:
+        """The sentence about more processes than this machine has cores; None if they fit, and in a job, which is
+        refused then (`Cluster.require_cores`)."""
+        cores = usable_cores()
+        if current_job() is not None or (wanted := math.ceil(self._cores())) <= cores:
+            return None
+        return f"{self.config.algo} asks for {wanted} cores, and there are {cores}: its processes share them"
 
     def bundles(self) -> list[dict[str, float]]:
         """Ray resources of each of RLlib's processes, this process first."""
@@ -181,19 +230,21 @@ class RllibLearner:
     def train(self, pool: RllibPool) -> Iterator[Iteration]:
         while True:
             began = perf_counter()
-            result = self._train()
+            pool.cluster.check()
+            result = self._train(pool.cluster)
             yield self._iteration(result, pool, perf_counter() - began)
 
-    def _train(self) -> dict[str, Any]:
+    def _train(self, cluster: Cluster) -> dict[str, Any]:
         """One iteration of RLlib's. An error becomes one sentence; its traceback goes to the log."""
         try:
             return self.algorithm.train()
         except Exception as error:
+            cluster.check()  # if Ray is dead, that is the error
             cause = root_cause(error)
             logging.exception("RLlib failed")
             if isinstance(cause, ModuleNotFoundError):
                 raise FeverError(f"{self.config.algo} needs a package that is not installed: {cause.name}") from error
-            if isinstance(cause, FeverError):
+            if isinstance(cause, FeverError | TrainingError):
                 raise cause from None
             kind = type(cause).__name__
             raise TrainingError(f"RLlib failed, see log.txt in the run: {kind}: {first_sentence(cause)}") from error
@@ -228,7 +279,7 @@ class RllibLearner:
         return State(arrays, {"steps": self.steps, "connectors": connectors})
 
     def restore(self, state: State, weights: dict[str, np.ndarray]) -> None:
-        self.steps = state.facts["steps"]
+        self.steps = as_count(state.facts["steps"])
 
 
 class RllibFiles:
@@ -242,12 +293,6 @@ class RllibFiles:
 
     def restore(self, folder: Path) -> None:
         self.learner.checkpoint = folder  # read when the algorithm is built
-
-
-def root_cause(error: BaseException) -> BaseException:
-    """The first FeverError in a chain of causes, or its last exception; it may be from another process."""
-    deeper = getattr(error, "cause", None) or error.__cause__
-    return error if deeper is None or isinstance(error, FeverError) else root_cause(deeper)
 
 
 def connector_states(algorithm: Any) -> dict[str, Any]:
@@ -265,15 +310,28 @@ class RllibPool(Pool):
 
     can_change_env = False
 
-    def __init__(self, algorithm: Any, count: int, cluster: Cluster) -> None:
-        self.algorithm, self.count, self.cluster = algorithm, count, cluster
+    def __init__(self, run: str, algorithm: Any, count: int, cluster: Cluster) -> None:
+        self.run, self.algorithm, self.count, self.cluster = run, algorithm, count, cluster
 
     def close(self) -> None:
         try:
             if self.cluster.reachable():
                 self.algorithm.stop()
+                forget(self.run)
         finally:
             self.cluster.leave()
+
+
+@contextmanager
+def no_home_folder() -> Iterator[None]:
+    """Let an algorithm make its folder, which stays empty, in a temporary place instead of the home folder."""
+    trainable: Any = importlib.import_module("ray.tune.trainable.trainable")
+    before = trainable.DEFAULT_STORAGE_PATH
+    with tempfile.TemporaryDirectory(prefix="fever-") as trainable.DEFAULT_STORAGE_PATH:
+        try:
+            yield
+        finally:
+            trainable.DEFAULT_STORAGE_PATH = before
 
 
 def limit_torch_threads(rllib: Any, spaces: Spaces) -> None:
@@ -287,7 +345,9 @@ def limit_torch_threads(rllib: Any, spaces: Spaces) -> None:
 
 
 def _all_workers(config: RunConfig, source: EnvSource, spaces: Spaces) -> tuple[int, str]:
-    """The number of workers that `auto` or `all` stands for, and the reason."""
+    """The number of workers that `auto`, `all` or `ranks` stands for, and the reason."""
+    if config.workers == "ranks":
+        return (ranks := require_ranks()), f"one for each of {ranks} ranks"
     cores = cores_in_reach()
     others = RllibLearner(config.model_copy(update={"workers": 0}), source, spaces)._cores()
     left = max(1, cores - math.ceil(others))
@@ -297,7 +357,7 @@ def _all_workers(config: RunConfig, source: EnvSource, spaces: Spaces) -> tuple[
             try:
                 return choose_workers(envs, left)
             finally:
-                envs.close()
+                close_quietly(source.name, envs.close, limited=True)
     return left, f"one for each of {cores} cores" + (f" minus {others:g} for RLlib's other processes" if others else "")
 
 

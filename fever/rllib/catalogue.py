@@ -14,11 +14,14 @@ from typing import Any
 
 from fever.algos.registry import without_prefix
 from fever.errors import FeverError
+from fever.job import current_job
+from fever.sampling.ray_settings import apply_settings
 from fever.training.logs import quiet_ray
 
 
 def require_rllib() -> None:
     """Import RLlib, or say how to install it."""
+    apply_settings(current_job())
     try:
         import ray.rllib  # noqa: F401
         import torch  # noqa: F401

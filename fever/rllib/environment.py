@@ -16,12 +16,21 @@ import numpy as np
 
 from fever.envs.contract import describe_space
 from fever.envs.source import EnvContext, EnvSource, is_vector_class, make_env
+from fever.envs.watchdog import close_quietly
 from fever.errors import FeverError
+from fever.plugins.user_code import user_code
+from fever.rllib.failures import report, report_exceptions
+from fever.signals import ignore_job_signals
 
 MADE = itertools.count()  # numbers the environments of this process, for their folders
 CONFIG = ("env_config", "config")  # names that RLlib's documentation gives the one argument of a constructor
 SCALARS = ("bool", "int", "float", "str")  # annotations of parameters that take no mapping
-CONTEXT = ("worker_index", "env_index", "workdir")  # passed by fever to constructors that have these parameters
+CONTEXT = (
+    "worker_index",
+    "env_index",
+    "workdir",
+    "scratch",
+)  # passed by fever to constructors that have these parameters
 
 
 @dataclass(frozen=True)
@@ -38,11 +47,14 @@ class Spaces:
 class MakeEnv:
     """Makes one environment in a process of RLlib's, which calls it with the env runner's context."""
 
-    def __init__(self, source: EnvSource, workdir: Path, places: list[str], render: bool = False) -> None:
+    def __init__(
+        self, source: EnvSource, workdir: Path, places: list[str], render: bool = False, run: str | None = None
+    ) -> None:
+        """`run` is the name under which failures are reported."""
         import ray.cloudpickle
 
         self.packed = ray.cloudpickle.dumps(source)  # by value: it may be a class of the main program
-        self.workdir, self.places, self.render = workdir, places, render
+        self.workdir, self.places, self.render, self.run = workdir, places, render, run
 
     def __call__(self, context: Any) -> gym.Env:
         import ray.cloudpickle
@@ -51,7 +63,16 @@ class MakeEnv:
         runner = max(0, context.worker_index - 1)  # RLlib counts remote runners from 1,
         folder = self.workdir / f"process-{os.getpid()}"  # and evaluation runners from 1 again
         where = EnvContext(runner, folder, "rgb_array" if self.render else None)
-        return make_one(ray.cloudpickle.loads(self.packed), where, next(MADE))
+        remote = self.run is not None and context.worker_index > 0
+        if remote:
+            ignore_job_signals()
+            report_exceptions(str(self.run))
+        try:
+            return make_one(ray.cloudpickle.loads(self.packed), where, next(MADE))
+        except Exception as error:
+            if remote:
+                report(str(self.run), error)
+            raise
 
 
 def make_one(source: EnvSource, context: EnvContext, index: int = 0) -> gym.Env:
@@ -106,7 +127,7 @@ def probe_spaces(source: EnvSource) -> Spaces:
         try:
             return _reset_and_describe(env, source.name)
         finally:
-            env.close()
+            close_quietly(source.name, env.close)
 
 
 def _reset_and_describe(env: Any, name: str) -> Spaces:
@@ -116,7 +137,7 @@ def _reset_and_describe(env: Any, name: str) -> Spaces:
         agents = list(getattr(env, "possible_agents", None) or getattr(env, "agents", None) or [])
         if not agents:
             raise FeverError(f"{name} has several agents; list their ids in its attribute possible_agents")
-        env.reset(seed=0)
+        _first_reset(env, name)
         observations, actions = env.observation_spaces or {}, env.action_spaces or {}
         given = {one: observations.get(one, env.observation_space) for one in agents}
         taken = {str(one): repr(actions.get(one, env.action_space)) for one in agents}
@@ -125,10 +146,17 @@ def _reset_and_describe(env: Any, name: str) -> Spaces:
     for kind, space in (("observation", env.observation_space), ("action", env.action_space)):
         if not isinstance(space, gym.Space):
             raise FeverError(f"{name} has no {kind} space of Gymnasium's, but {space!r}")
-    env.reset(seed=0)
+    _first_reset(env, name)
     image = len(env.observation_space.shape or ()) == 3
     flattened = [] if is_plain(env.observation_space) else [None]
     return Spaces(repr(env.observation_space), repr(env.action_space), [], image, flattened)
+
+
+def _first_reset(env: Any, name: str) -> None:
+    with user_code(f"{name} cannot be reset"):
+        result = env.reset(seed=0)
+    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
+        raise FeverError(f"{name}: reset() must return an observation and an info dictionary")
 
 
 def is_plain(space: Any) -> bool:

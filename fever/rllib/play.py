@@ -6,7 +6,7 @@ from safetensors and JSON.
 
 from __future__ import annotations
 
-import pickle
+import pickle  # nosec B403 # writes only: the bytes of first observations are compared
 import tempfile
 import uuid
 from collections.abc import Callable
@@ -25,10 +25,11 @@ from fever.rllib.environment import MakeEnv, Spaces, probe_spaces
 from fever.rllib.settings import validated
 from fever.rllib.structure import unpack
 from fever.runs.checkpoint import WEIGHTS_PREFIX, Checkpoint
-from fever.runs.evaluate import frame_of
+from fever.runs.film import frame_of, rate_of
 from fever.runs.player import Scores
 from fever.runs.run import Run
-from fever.sampling.ray_pool import absolute_sys_path
+from fever.runs.trust import names_in
+from fever.system import absolute_sys_path
 
 LOOKBACK = 200  # steps of the episode that are kept for connectors, and at least half of it
 FILM_STEPS = 64  # sampled at a time, until the episode ends
@@ -41,9 +42,9 @@ class Player:
         require_rllib()
         self.folder = tempfile.TemporaryDirectory(prefix="fever-")
         workdir = Path(self.folder.name)
+        config = trusted_config(checkpoint, source.name)
         self.spaces = probe_spaces(source)
         checkpoint.check_spaces(self.spaces.observation, self.spaces.action, source.name)
-        config = Run(checkpoint.path.parents[1]).config
         config = config.model_copy(update={"workers": 0, "envs": 1, "seed": seed, "gpus_per_worker": 0.0})
         with silence():
             self.runner = make_runner(config, self.spaces, MakeEnv(source, workdir, absolute_sys_path(), render=film))
@@ -55,22 +56,23 @@ class Player:
         return self.runner.env.unwrapped.envs[0]
 
     def _load(self, checkpoint: Checkpoint) -> None:
-        facts, arrays = checkpoint.manifest["algorithm"], checkpoint.arrays()
-        if "unknown" in facts["connectors"]:
+        packed, arrays = checkpoint.field("algorithm", dict).get("connectors"), checkpoint.arrays()
+        if isinstance(packed, dict) and "unknown" in packed:
             raise FeverError(
-                f"a connector has a state that only RLlib can read ({facts['connectors']['unknown']}); "
+                f"a connector has a state that only RLlib can read ({packed['unknown']}); "
                 f"use RLlib's Algorithm.from_checkpoint on {checkpoint.files}"
             )
-        policies: dict[str, dict[str, np.ndarray]] = {}
-        for name, value in arrays.items():
-            if name.startswith(WEIGHTS_PREFIX):
-                policy, _, parameter = name.removeprefix(WEIGHTS_PREFIX).partition("/")
-                policies.setdefault(policy, {})[parameter] = value
-        connectors = unpack(facts["connectors"], arrays)
-        self.steps = checkpoint.manifest["steps"]  # exploration may depend on them
-        state: dict[str, Any] = {"rl_module": policies, "num_env_steps_sampled_lifetime": self.steps}
-        state |= {f"{name}_connector": value for name, value in connectors.items()}
-        self.runner.set_state(state)
+        self.steps = checkpoint.field("steps", int)  # exploration may depend on them
+        with checkpoint.reading("played with"):
+            policies: dict[str, dict[str, np.ndarray]] = {}
+            for name, value in arrays.items():
+                if name.startswith(WEIGHTS_PREFIX):
+                    policy, _, parameter = name.removeprefix(WEIGHTS_PREFIX).partition("/")
+                    policies.setdefault(policy, {})[parameter] = value
+            connectors = unpack(packed, arrays)
+            state: dict[str, Any] = {"rl_module": policies, "num_env_steps_sampled_lifetime": self.steps}
+            state |= {f"{name}_connector": value for name, value in connectors.items()}
+            self.runner.set_state(state)
 
     def __enter__(self) -> Player:
         return self
@@ -78,6 +80,19 @@ class Player:
     def __exit__(self, *error: object) -> None:
         self.runner.stop()
         self.folder.cleanup()
+
+
+def trusted_config(checkpoint: Checkpoint, env: str = "") -> RunConfig:
+    """The configuration of a checkpoint's run, all of whose names may be imported; whoever gave `env` has seen to that.
+
+    Raises FeverError if the user does not trust the run.
+    """
+    run = Run(checkpoint.path.parents[1], checkpoint.trusted)
+    config = run.config
+    run.require_trust(name for name in names_in(config) if name != env)
+    if config.algo != checkpoint.field("algo", str):  # or names were looked for in the settings of another library
+        raise FeverError(f"{run.path} is damaged: its configuration and its checkpoint name different algorithms")
+    return config
 
 
 def make_runner(config: RunConfig, spaces: Spaces, make: MakeEnv) -> Any:
@@ -133,7 +148,7 @@ def _seed_resets(env: Any, seeds: list[int], starts: list[bytes], max_steps: int
 
 def film(
     checkpoint: Checkpoint, source: EnvSource, steps: int, seed: int, deterministic: bool = True
-) -> tuple[list[np.ndarray], int, float]:
+) -> tuple[list[np.ndarray], float, float]:
     """Frames, frames per second and return of one episode of at most `steps` steps."""
     total, length, done = 0.0, 0, False
     frames: list[np.ndarray] = []
@@ -144,7 +159,7 @@ def film(
             total += float(piece.get_return())
             length += piece.env_steps()
             done = piece.is_done
-        rate = int((player.env.metadata or {}).get("render_fps") or 30)
+        rate = rate_of(player.env)
     return frames[: length + 1], rate, total
 
 
@@ -154,7 +169,7 @@ def _record_frames(env: Any, name: str, frames: list[np.ndarray]) -> None:
     def filmed(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **more: Any) -> Any:
             result = method(*arguments, **more)
-            frames.append(frame_of(env, name))
+            frames.append(frame_of(env, name).copy())
             return result
 
         return call
@@ -166,7 +181,7 @@ class RllibPolicy:
     """A policy for an environment with one agent: `act(observation)` on raw observations."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        config = Run(checkpoint.path.parents[1]).config
+        config = trusted_config(checkpoint)
         source = EnvSource(config.env, config.env_kwargs)
         with Player(checkpoint, source) as player:
             if player.spaces.agents:

@@ -36,17 +36,24 @@ FILTERS = (FILTER, "NoFilter")
 def split_settings(config: RunConfig) -> tuple[RunConfig, list[str]]:
     """The configuration with settings by RLlib's current names, and notes on those that were renamed.
 
-    Settings for workers, environments, seed and GPUs become fields of RunConfig.
+    Settings for workers, environments, seed and GPUs become fields of RunConfig; environments of each runner once the
+    number of workers is known, by which they are multiplied.
     """
     settings, notes = rename(config.settings, config.algo, own_names(config.algo))
     update: dict[str, Any] = {}
     for field, name in SETTING_OF_FIELD.items():
         if name not in settings:
             continue
-        value, given = settings.pop(name), getattr(config, field)
+        value, given = settings[name], getattr(config, field)
+        if field == "envs" and isinstance(value, int):
+            workers = update.get("workers", config.workers)
+            if given is None and not isinstance(workers, int):
+                continue
+            value = value * max(1, workers if isinstance(workers, int) else 1)
         if field in ("workers", "envs") and given not in (None, value):
-            raise FeverError(f"{name}={value} contradicts {field}={given}; give one of them")
+            raise FeverError(f"{name}={settings[name]} contradicts {field}={given}; give one of them")
         update[field] = value
+        del settings[name]
     values = {**config.model_dump(), **update, "settings": settings}
     return validate(RunConfig, values, config.algo), notes
 
@@ -91,6 +98,8 @@ def fill(config: Any, settings: dict[str, Any], algo: str, spaces: Spaces | None
         settings = _with_policies(config, settings, agents)
     with silence():
         for name, value in settings.items():
+            if name == "policy_mapping_fn" and isinstance(value, dict):  # RLlib would call whatever it names
+                raise FeverError("policy_mapping_fn must be a name (module:function), not a mapping")
             if name == "observation_filter":
                 _check_filter(value, settings)
             elif name == "policies" and isinstance(value, str):
@@ -100,6 +109,7 @@ def fill(config: Any, settings: dict[str, Any], algo: str, spaces: Spaces | None
             else:
                 if name == "model_config" and default_network:
                     _check_model(config, value, algo)
+                    value = _with_sequences(value)
                 else:
                     _check_kind(config, name, value, algo)
                 if isinstance(value, str) and ":" in value and IMPORTED.search(name):
@@ -197,6 +207,13 @@ def _check_model(config: Any, value: Any, algo: str) -> None:
             raise FeverError(
                 f"{algo}: model_config has {name}={widths!r}, which cannot be used: it takes a list of whole numbers"
             )
+
+
+def _with_sequences(model: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a network with the length of an LSTM's sequences, which RLlib wants to be given: its default."""
+    from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+
+    return {"max_seq_len": DefaultModelConfig().max_seq_len, **model} if model.get("use_lstm") else model
 
 
 def _unknown(name: str, known: list[str], algo: str) -> str:

@@ -1,7 +1,8 @@
-"""Play episodes with a trained policy: scores and videos."""
+"""Play episodes with a trained policy, to score it."""
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -9,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from fever.envs.contract import MASK, describe_info, describe_spaces
-from fever.envs.source import EnvContext, EnvSource, make_env
-from fever.errors import FeverError
+from fever.envs.recovery import FailureRules
+from fever.envs.source import EnvContext, EnvSource
+from fever.plugins.user_code import user_code
 from fever.runs.checkpoint import Checkpoint
 from fever.runs.player import Player, Scores, episode_seeds
 from fever.runs.run import Run
+from fever.runs.trust import names_in
 
 CHEAP_SECONDS = 5.0  # that greedy episodes take at most for sampled ones to be played as well
 EVAL_SEED = 1_000_000  # of the episodes; training evaluates with other ones
@@ -31,8 +33,15 @@ def source_of(
     The run's own has the arguments in force when the checkpoint was written, or those that the run began with, and
     `env_kwargs` replace some of them; so has a class or factory, which may be the run's own again: a lambda cannot be
     found by its name. Another environment, by name, has `env_kwargs` alone.
+
+    Raises `FeverError` if playing would import what the run names and the user does not trust it.
     """
     config = run.config
+    names = [config.env] if env is None and ":" in config.env else []
+    if checkpoint is not None:
+        library = [name for name in names_in(config) if name != config.env] if checkpoint.provider is not None else []
+        names += [*checkpoint.names, *library]
+    run.require_trust(names)
     given = EnvSource(config.env if env is None else env, env_kwargs or {})
     if isinstance(given.target, str) and given.name != config.env:
         return given
@@ -63,8 +72,9 @@ def evaluate(
         return checkpoint.provider.play(checkpoint, source, episode_seeds(seed, episodes), deterministic, max_steps)
     policy = checkpoint.policy()
     policy.rng = np.random.default_rng(seed)
-    with tempfile.TemporaryDirectory(prefix="fever-") as folder:
-        player = Player(source, episodes, seed, EnvContext(workdir=Path(folder)), max_steps, anew=True)
+    with tempfile.TemporaryDirectory(prefix="fever-") as folder, user_code(f"{source.name} cannot be played"):
+        context = EnvContext(workdir=Path(folder), failure_rules=FailureRules(rebuild=True))
+        player = Player(source, episodes, seed, context, max_steps, anew=True)
         try:
             return player.play(
                 policy,
@@ -73,6 +83,9 @@ def evaluate(
                 tell,
             )
         finally:
+            if failures := player.take_failures():
+                again = "1 episode was" if len(failures) == 1 else f"{len(failures)} episodes were"
+                logging.warning("%s played again: %s", again, failures[-1].sentence)
             player.close()
 
 
@@ -95,103 +108,3 @@ def compare_sampled(
         return None
     count = len(greedy.returns)
     return evaluate(checkpoint, source, min(count, max(5, count // 2)), seed, False, max_steps)
-
-
-def record(
-    checkpoint: Checkpoint,
-    source: EnvSource,
-    path: Path,
-    steps: int,
-    seed: int = EVAL_SEED,
-    deterministic: bool = True,
-) -> float:
-    """Film one episode (at most `steps` steps) to an mp4 or gif file; returns its return."""
-    check_video(path)
-    if checkpoint.provider is not None:
-        filmed, rate, total = checkpoint.provider.film(checkpoint, source, steps, seed, deterministic)
-        write_video(path, filmed, rate)
-        return total
-    policy = checkpoint.policy()
-    policy.rng = np.random.default_rng(seed)
-    frames: list[np.ndarray] = []
-    total = 0.0
-    with tempfile.TemporaryDirectory(prefix="fever-") as folder:
-        env = make_env(source, EnvContext(workdir=Path(folder), render_mode="rgb_array"))
-        try:
-            has, takes = describe_spaces(source.name, env.observation_space, env.action_space)
-            observation, info = env.reset(seed=seed)
-            has = describe_info(source.name, has, takes, info)
-            checkpoint.check_spaces(has, takes, source.name)
-            frames.append(frame_of(env, source.name))
-            for _ in range(steps):
-                action = policy.act(observation, deterministic, mask=info.get(MASK))
-                observation, reward, terminated, truncated, info = env.step(action)
-                total += float(reward)
-                frames.append(frame_of(env, source.name))
-                if terminated or truncated:
-                    break
-            rate = int((env.metadata or {}).get("render_fps") or 30)
-        finally:
-            env.close()
-    write_video(path, frames, rate)
-    return total
-
-
-def frame_of(env: Any, name: str) -> np.ndarray:
-    import gymnasium as gym
-
-    try:
-        frame = env.render()
-    except (ImportError, gym.error.DependencyNotInstalled) as error:
-        raise FeverError(f'{name} cannot be drawn; install what it needs with: pip install "fever[render]"') from error
-    except NotImplementedError as error:
-        raise FeverError(f"{name} cannot be drawn: it has no method render") from error
-    except Exception as error:  # whatever a user's render() raises, or its graphics library
-        hint = (
-            "; without a display, MuJoCo needs the libraries of EGL, or MUJOCO_GL=osmesa"
-            if "OpenGL" in str(error)
-            else ""
-        )
-        raise FeverError(f"{name} cannot be drawn: {type(error).__name__}: {error}{hint}") from error
-    if not isinstance(frame, np.ndarray) or frame.ndim != 3:
-        raise FeverError(f"{name} cannot be filmed: it has no render mode rgb_array")
-    return frame.astype(np.uint8)
-
-
-def check_video(path: Path) -> None:
-    """Refuse a kind of file that `write_video` cannot write."""
-    if path.suffix not in (".mp4", ".gif"):
-        raise FeverError(f"{path}: a video is written as .mp4 or .gif")
-    if path.suffix == ".mp4" and not can_write_mp4():
-        raise FeverError('an mp4 needs ffmpeg; install it with: pip install "fever[render]", or choose a .gif')
-
-
-def write_video(path: Path, frames: list[np.ndarray], rate: int) -> None:
-    """Write frames as `.mp4` (with imageio-ffmpeg) or `.gif` (with Pillow)."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("wb").close()  # ffmpeg does not say by an error that it cannot
-    except OSError as error:
-        raise FeverError(f"{path} cannot be written: {error.strerror}") from error
-    if path.suffix == ".gif":
-        from PIL import Image
-
-        images = [Image.fromarray(frame) for frame in frames]
-        images[0].save(path, save_all=True, append_images=images[1:], duration=1000 / rate, loop=0)
-        return
-    import imageio_ffmpeg
-
-    height, width = (side - side % 2 for side in frames[0].shape[:2])  # the codec wants even sides
-    writer = imageio_ffmpeg.write_frames(
-        str(path), (width, height), fps=rate, macro_block_size=2, ffmpeg_log_level="error"
-    )
-    writer.send(None)
-    for frame in frames:
-        writer.send(np.ascontiguousarray(frame[:height, :width, :3]))
-    writer.close()
-
-
-def can_write_mp4() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("imageio_ffmpeg") is not None

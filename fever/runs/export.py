@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,7 +47,7 @@ def export(checkpoint: Checkpoint, target: Path) -> Path:
         for module in ("distributions.py", "networks.py", "policy.py", "spaces.py"):
             shutil.copy(Path(fever.policy.__file__).parent / module, folder / module)
         (folder / "__init__.py").write_text(EXAMPLE.format(name=name))
-        about = {"env": checkpoint.manifest["env"], "algo": checkpoint.manifest["algo"], **policy.describe()}
+        about = {"env": checkpoint.field("env", str), "algo": checkpoint.field("algo", str), **policy.describe()}
         (folder / "policy.json").write_text(json.dumps(about, indent=2) + "\n")
         np.savez(folder / "weights.npz", **policy.params)
     return target
@@ -54,10 +55,9 @@ def export(checkpoint: Checkpoint, target: Path) -> Path:
 
 def own_policy(checkpoint: Checkpoint) -> Any:
     """The policy of a checkpoint. Raises `FeverError` if its network is another library's, or the user's."""
-    weights, owner = checkpoint.path / layout.ARRAYS, checkpoint.manifest["algo"]
-    custom = checkpoint.manifest["policy"].get("network", {}).get("custom")
-    if checkpoint.provider is not None or custom:
-        what = custom or f"a network of {owner}"
+    weights, names = checkpoint.path / layout.ARRAYS, checkpoint.names
+    if checkpoint.provider is not None or names:
+        what = names[0] if names else f"a network of {checkpoint.field('algo', str)}"
         raise FeverError(f"{what} does not act with NumPy alone; its weights, by name, are in {weights}")
     return checkpoint.policy()
 
@@ -65,7 +65,7 @@ def own_policy(checkpoint: Checkpoint) -> Any:
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
     """A folder to write into, which gets the name `target` when all is written. Raises `FeverError` if that exists."""
-    if target.exists():
+    if os.path.lexists(target):  # pathlib raises if the name is too long
         raise FeverError(f"{target} exists already; choose another with --to")
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)

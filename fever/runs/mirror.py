@@ -31,22 +31,25 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from fever import layout
 from fever.errors import FeverError
+from fever.files import refuse_link, user_path
 
 CHUNK = 1 << 20
 ANSWERS = "fever-files "  # begins the line in which a job prints its answers
 REPLY = "fever-reply "  # begins the lines in which `agent.py` replies
 REQUIRED = ("gymnasium", "jax", "numpy", "pydantic", "ray", "safetensors", "typer", "yaml")  # modules that train
 PARTIAL = ".partial-"  # begins the name of an incomplete file
-LOCAL = (f"{layout.JOB}/job.json", f"{layout.JOB}/exit.json")  # written by the client, never overwritten by a pull
-APPENDED = (".jsonl", ".txt", ".log")  # files that are only ever appended to; TensorBoard's events are, too
+LOCAL = tuple(f"{layout.JOB}/{name}" for name in ("job.json", "exit.json", layout.SIGNATURE))  # the client's own
+APPENDED = (".jsonl", ".txt", ".log")  # files that are appended to, and rarely shortened; TensorBoard's events, too
+ENDING = 256  # bytes before a place that show whether a file was only appended to since it was read up to there
 PRUNED = (  # prefixes of the names that are removed from a copy when the original no longer has them
-    *(f"{folder}/" for folder in (layout.CHECKPOINTS, layout.REPLAY, layout.TRIALS, layout.TUNE)), layout.SUMMARY
+    *(f"{folder}/" for folder in (layout.CHECKPOINTS, layout.REPLAY, layout.TRIALS, layout.TUNE)),
+    f"{layout.VIDEOS}/{layout.TRAINING_VIDEO}", layout.SUMMARY,
 )  # fmt: skip
 
 
@@ -54,8 +57,9 @@ class Digest:
     """A running hash of a file's beginning, continued as the file grows."""
 
     def __init__(self, name: str = "") -> None:
-        """`name` of the file: only some kinds of files are known to be appended to and not rewritten."""
+        """`name` of the file: only some kinds of files are known to be appended to, and not rewritten byte by byte."""
         self.size, self.inode, self.seen = 0, -1, (0, 0)
+        self.ending = b""  # of what was hashed
         self.appended = name.endswith(APPENDED) or layout.EVENTS in name
         self.hash = hashlib.sha256()
 
@@ -65,13 +69,18 @@ class Digest:
         rewritten = (stat.st_size, stat.st_mtime_ns) != self.seen and not (
             self.appended and stat.st_size > self.seen[0]
         )
-        if stat.st_ino != self.inode or size < self.size or rewritten:
-            self.size, self.hash = 0, hashlib.sha256()
+        if stat.st_ino != self.inode or size < self.size or rewritten or self._ending(file) != self.ending:
+            self.size, self.ending, self.hash = 0, b"", hashlib.sha256()
         self.saw(stat)
         file.seek(self.size)
         while self.size < size and (block := file.read(min(CHUNK, size - self.size))):
             self.add(block)
         return self.hash.hexdigest()
+
+    def _ending(self, file: BinaryIO) -> bytes:
+        """What the file has now at the end of the part that was hashed. A new file may have the inode of an old one."""
+        file.seek(self.size - len(self.ending))
+        return file.read(len(self.ending))
 
     def saw(self, stat: os.stat_result) -> None:
         """Note the state in which the file has the beginning that was hashed."""
@@ -80,6 +89,7 @@ class Digest:
     def add(self, block: bytes) -> None:
         self.hash.update(block)
         self.size += len(block)
+        self.ending = (self.ending + block[-ENDING:])[-ENDING:]
 
 
 def digest_of(path: Path, digest: Digest | None = None) -> tuple[int, str]:
@@ -90,7 +100,8 @@ def digest_of(path: Path, digest: Digest | None = None) -> tuple[int, str]:
 
 
 def names_in(folder: Path) -> list[str]:
-    """Relative paths of the regular files below a folder, sorted; hidden ones, such as partial files, are left out."""
+    """Relative paths of the regular files below a folder, sorted. Hidden ones, such as partial files, are left out, and
+    symbolic links, which may lead anywhere."""
 
     def fail(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError) or error.filename == str(folder):
@@ -100,8 +111,12 @@ def names_in(folder: Path) -> list[str]:
     for parent, folders, files in os.walk(folder, onerror=fail):
         folders[:] = [name for name in folders if not name.startswith(".")]
         paths = (Path(parent) / name for name in files if not name.startswith("."))
-        found += [path.relative_to(folder).as_posix() for path in paths if path.is_file()]
+        found += [path.relative_to(folder).as_posix() for path in paths if is_own_file(path)]
     return sorted(found)
+
+
+def is_own_file(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
 
 
 def write_line(stream: BinaryIO, values: dict[str, Any]) -> None:
@@ -130,26 +145,38 @@ def blocks(stream: BinaryIO, count: int) -> Iterator[bytes]:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """The path of a file below a folder; refuses names from the other side that lead elsewhere."""
+    """The path of a file below a folder; refuses names from the other side that lead elsewhere, also by a link."""
     path = Path(name)
     hidden = any(part.startswith(".") for part in path.parts)  # partial files have such names
     if path.is_absolute() or hidden or path.as_posix() != name:
         raise FeverError(f"{name!r} is not the name of a file below {folder}")
+    for part in (path, *path.parents[:-1]):
+        refuse_link(folder / part)
     return folder / path
 
 
 # the server
 
 
-def serve(requests: BinaryIO, answers: BinaryIO, root: Path = Path()) -> None:
-    """Answer requests until the client closes the connection. Relative folders are below `root`."""
+def serve(
+    requests: BinaryIO,
+    answers: BinaryIO,
+    root: Path = Path(),
+    more: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] | None = None,
+) -> None:
+    """Answer requests until the client closes the connection. Relative folders are below `root`; `more`: functions
+    that answer further kinds of requests."""
     sources: dict[str, Source] = {}
     while True:
         try:
             request = read_line(requests)
         except EOFError:
             return
-        folder = root / Path(request["folder"]).expanduser()
+        if more is not None and request["do"] in more:
+            write_line(answers, more[request["do"]](request))
+            answers.flush()
+            continue
+        folder = root / user_path(request["folder"])
         source = sources.setdefault(request["folder"], Source(folder))
         if request["do"] == "pull":
             source.pull(request, answers)
@@ -235,7 +262,7 @@ def receive(folder: Path, header: dict[str, Any], stream: BinaryIO) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial, digest = path.with_name(PARTIAL + path.name), Digest()
     partial.unlink(missing_ok=True)
-    with open(os.open(partial, os.O_WRONLY | os.O_CREAT, header.get("mode", 0o644)), "wb") as file:
+    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, header.get("mode", 0o644)), "wb") as file:
         for block in blocks(stream, header["size"]):
             digest.add(block)
             file.write(block)
@@ -347,7 +374,7 @@ class Mirror:
         """Size and hash of every local file, including the prefixes that interrupted transfers left."""
         found: dict[str, tuple[int, str]] = {}
         for path in sorted(self.folder.rglob("*")):
-            if path.is_file():
+            if is_own_file(path):
                 whole = path.with_name(path.name.removeprefix(PARTIAL))
                 name = whole.relative_to(self.folder).as_posix()
                 if "/." in f"/{name}":  # hidden: the server has none of these

@@ -269,10 +269,10 @@ def export_onnx(checkpoint: Checkpoint, target: Path) -> Path:
     from fever.runs.export import new_folder, own_policy
 
     policy = own_policy(checkpoint)
-    model = build(policy)
-    manifest = checkpoint.manifest
+    with checkpoint.reading("written as ONNX"):
+        model = build(policy)
+        about = describe(policy, checkpoint.field("env", str), checkpoint.field("algo", str))
     with new_folder(target) as folder:
         (folder / MODEL).write_bytes(model.SerializeToString())
-        about = describe(policy, manifest["env"], manifest["algo"])
         (folder / DESCRIPTION).write_text(json.dumps(about, indent=2) + "\n")
     return target

@@ -14,11 +14,15 @@ import numpy as np
 from fever.envs.contract import Envs
 from fever.envs.loop import LoopEnvs
 from fever.envs.native import NativeEnvs
+from fever.envs.recovery import Failure
 from fever.envs.source import EnvContext, EnvSource
-from fever.errors import ContractError
+from fever.envs.watchdog import close_quietly
+from fever.errors import ContractError, FeverError, TrainingError
 
+MOST_EPISODES = 1_000_000  # whose returns, lengths and seeds are kept in memory
 PARALLEL = 10  # episodes played at once, at most
 CONFIDENCE = 0.95  # of the interval of the mean
+ATTEMPTS = 10  # to play an episode in which the environment fails
 FEWEST = 5  # episodes that are compared
 ENDS = ("terminated", "truncated", "max_steps")
 
@@ -92,6 +96,8 @@ def alike_sentence(name: str, distinct: int, what: str) -> str:
 
 def episode_seeds(seed: int, count: int) -> list[int]:
     """The seeds of episodes 0 to `count` - 1; those of more episodes begin with the same ones."""
+    if count > MOST_EPISODES:
+        raise FeverError(f"{count} episodes are too many: at most {MOST_EPISODES:,} are played at once")
     return [int(one) for one in np.random.SeedSequence(seed).generate_state(count)]
 
 
@@ -103,6 +109,8 @@ class Player:
     that ignore reset(seed) draw another scenario with every reset. With `anew`, environments are made again for every
     wave if their scenarios turn out to be drawn when they are made: they differ between environments, and a reset with
     another seed changes nothing.
+
+    An episode in which the environment fails is played again with the same seed, when all others are over.
     """
 
     def __init__(
@@ -124,6 +132,9 @@ class Player:
         self.ends = [""] * episodes
         self.native = source.vectorized
         self.in_turn = False  # one environment plays all episodes
+        self.done = 0  # episodes that have ended
+        self.again: list[int] = []  # episodes in which the environment failed
+        self.failures: list[Failure] = []
         self.envs = self._make(0)
 
     def _make(self, first_index: int) -> Envs:
@@ -132,12 +143,18 @@ class Player:
         return LoopEnvs(self.source, self.count, self.context, autoreset=False, first_index=first_index)
 
     def _remake(self, first_index: int) -> None:
-        self.envs.close()
+        self.close()
         self.envs = self._make(first_index)
+
+    def take_failures(self) -> list[Failure]:
+        """The environments' failures since the last call."""
+        taken, self.failures = [*self.failures, *self.envs.recovery.take()], []
+        return taken
 
     def close(self) -> None:
         """Close the environments."""
-        self.envs.close()
+        self.failures += self.envs.recovery.take()
+        close_quietly(self.source.name, self.envs.close, limited=True)
 
     def reset(self) -> np.ndarray:
         """Reset all environments, as for the first episodes; returns the encoded observations."""
@@ -154,6 +171,7 @@ class Player:
         episodes that have ended."""
         begin = perf_counter()
         starts: list[bytes] = []
+        self.done, self.again = 0, []
         if self.in_turn:
             self._remake(0)  # the same episodes as before
         observations = self._begin(0, starts)
@@ -162,9 +180,10 @@ class Player:
             self.in_turn, self.count, starts = True, 1, []
             self._remake(0)
             observations = self._begin(0, starts)
-        self._play_wave(policy, deterministic, observations, 0, tell)
+        self._play_wave(policy, deterministic, observations, self._numbers(0), tell)
         for first in range(self.count, len(self.seeds), self.count):
-            self._play_wave(policy, deterministic, self._begin(first, starts), first, tell)
+            self._play_wave(policy, deterministic, self._begin(first, starts), self._numbers(first), tell)
+        self._play_again(policy, deterministic, tell)
         seconds = perf_counter() - begin
         distinct = len(set(starts))
         seeds = [self.seeds[k - k % self.count if self.native else k] for k in range(len(self.seeds))]
@@ -184,14 +203,38 @@ class Player:
         starts += begun
         return observations
 
+    def _numbers(self, first: int) -> np.ndarray:
+        """The numbers of the episodes of a wave `[count]`; -1 for environments that have none."""
+        numbers = np.arange(first, first + self.count)
+        return np.where(numbers < len(self.seeds), numbers, -1)
+
+    def _play_again(self, policy: Any, deterministic: bool, tell: Callable[[int], None]) -> None:
+        """Play the episodes in which the environment failed until it does not."""
+        for _ in range(ATTEMPTS):
+            failed, self.again = self.again, []
+            for first in range(0, len(failed), self.count):
+                numbers = np.full(self.count, -1)
+                numbers[: len(failed[first : first + self.count])] = failed[first : first + self.count]
+                observations = self.envs.reset([self.seeds[number] for number in numbers])
+                self._play_wave(policy, deterministic, observations, numbers, tell)
+        if self.again:
+            episode = f"episode {self.again[0]} (seed {self.seeds[self.again[0]]}) of {self.source.name}"
+            failures = self.take_failures()
+            reason = f": {failures[-1].sentence}" if failures else ""
+            raise TrainingError(f"{episode} failed {ATTEMPTS + 1} times{reason}")
+
     def _play_wave(
-        self, policy: Any, deterministic: bool, observations: np.ndarray, first: int, tell: Callable[[int], None]
+        self,
+        policy: Any,
+        deterministic: bool,
+        observations: np.ndarray,
+        numbers: np.ndarray,
+        tell: Callable[[int], None],
     ) -> None:
-        """Play one episode in each environment, the first of which has number `first`."""
-        numbers = np.arange(first, first + self.count)  # of the episodes in the environments that are stepped
-        totals, going = np.zeros(self.count), numbers < len(self.seeds)
+        """Play the episodes with these numbers `[count]`, one in each environment; -1: none."""
+        totals, going = np.zeros(self.count), numbers >= 0
         policy.reset()
-        done, length = first, 0
+        length = 0
         while going.any():
             if isinstance(self.envs, LoopEnvs) and not going.all():
                 self.envs.narrow(going)
@@ -200,16 +243,23 @@ class Player:
             step = self.envs.step(policy.act_encoded(observations, None, deterministic))
             observations, length = step.observations, length + 1
             totals += step.rewards
+            if step.failed:
+                failed = [place for place in step.failed if going[place]]
+                self.again += numbers[failed].tolist()
+                going[failed] = False
             ended = (step.terminated | step.truncated | (length >= self.limit)) & going
             if ended.any():
                 for place in np.flatnonzero(ended).tolist():
                     how = ENDS[0 if step.terminated[place] else 1 if step.truncated[place] else 2]
-                    self._record(numbers[place], float(totals[place]), length, how)
-                done += int(ended.sum())
-                tell(done)
+                    self._record(int(numbers[place]), place, float(totals[place]), length, how)
+                self.done += int(ended.sum())
+                tell(self.done)
                 going &= ~ended
 
-    def _record(self, number: int, total: float, length: int, how: str) -> None:
+    def _record(self, number: int, place: int, total: float, length: int, how: str) -> None:
         if not math.isfinite(total):
-            raise ContractError(f"{self.source.name} breaks its contract: the return of an episode is {total}")
+            error = ContractError(f"{self.source.name} breaks its contract: the return of an episode is {total}")
+            self.envs.recovery.note(place, "step", error, length, length)
+            self.again.append(number)
+            return
         self.returns[number], self.lengths[number], self.ends[number] = total, length, how

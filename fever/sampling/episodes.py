@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
+from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
 
 from fever.envs.make import make_one
-from fever.envs.source import EnvContext
 from fever.policy import Params
 from fever.policy.spaces import Description
 from fever.sampling.runner import EnvRunner, Trajectory, check_spaces, scalars
@@ -24,7 +25,7 @@ class EpisodeRunner(EnvRunner):
 
     def __init__(self, spec: SamplerSpec, observation: Description, action: Description, limit: int | None) -> None:
         """Episodes are truncated after `limit` steps; `spec.envs` and `spec.steps` are not used."""
-        super().__init__(spec, make_one(spec.source, EnvContext(spec.worker_index, spec.workdir)), action)
+        super().__init__(spec, make_one(spec.source, spec.context), action)
         self.limit = limit or sys.maxsize
         self.spaces: tuple[Description, Description] | None = (observation, action)  # None once they are checked
         self.ended = np.array([[False], [True]])
@@ -35,11 +36,40 @@ class EpisodeRunner(EnvRunner):
         return [self._play(params, version, number) for number in numbers]
 
     def _play(self, params: Params, version: int, number: int) -> Fragment:
-        """One episode as a fragment `[L, 1, ...]`, whose last observation is the episode's last."""
-        begin, distribution, self.number = perf_counter(), self.distribution, number
-        streams = np.random.SeedSequence([self.spec.seed, ROLLOUT_STREAM, number])
+        """One episode as a fragment `[L, 1, ...]`, whose last observation is the episode's last.
+
+        An episode in which the environment fails is cut before that step. One that fails in its first step is played
+        again, with another seed.
+        """
+        begin, env_seconds, self.number = perf_counter(), 0.0, number
+        for attempt in itertools.count():
+            parts = [self.spec.seed, ROLLOUT_STREAM, number] + [attempt] * bool(attempt)
+            trajectory, seconds = self._attempt(params, np.random.SeedSequence(parts))
+            env_seconds += seconds
+            failed = [t for t, step in enumerate(trajectory.steps) if step.failed]
+            if failed:
+                trajectory = trajectory.until(failed[0])
+            if trajectory.steps:
+                break
+        last = trajectory.steps[-1]
+        if last.final:  # the environment may have been reset already
+            last = last._replace(observations=last.final[0][None])
+            trajectory = replace(trajectory, steps=[*trajectory.steps[:-1], last])
+        arrays = self._arrays(trajectory)
+        if not last.terminated[0]:
+            arrays["bootstrap"][-1] = self.spec.network.values(params, last.observations, self.state)
+        total_reward, length = float(trajectory.rewards.sum(dtype=np.float64)), len(trajectory.steps)
+        episodes = [] if failed else [Episode(total_reward, length, 0, scalars(last.infos.get(0, {})))]
+        total = perf_counter() - begin
+        spent = {"env": env_seconds, "inference": total - env_seconds, "total": total}
+        of = self.spec.worker_index, version, spent, self.host
+        return Fragment(length, episodes, *of, arrays, cores=self.cores, failures=self.envs.recovery.take())
+
+    def _attempt(self, params: Params, streams: np.random.SeedSequence) -> tuple[Trajectory, float]:
+        """Play an episode with these random streams; returns it, and the seconds spent in the environment."""
+        begin, distribution, self.steps_taken = perf_counter(), self.distribution, 0
         rng = np.random.default_rng(streams)
-        self.observation = self.envs.reset([int(streams.spawn(1)[0].generate_state(1)[0])])
+        self.observation = self._finite_start(self.envs.reset([int(streams.spawn(1)[0].generate_state(1)[0])]))
         if self.spaces is not None:
             check_spaces(self.envs, self.spec, *self.spaces)
             self.spaces = None
@@ -53,18 +83,7 @@ class EpisodeRunner(EnvRunner):
             return distribution.sample(outputs, noise[t % NOISE])
 
         trajectory = self._take_steps(params, self.limit, choose, until_end=True)
-        last = trajectory.steps[-1]
-        if last.final:  # the environment may have been reset already
-            trajectory.steps[-1] = last = last._replace(observations=last.final[0][None])
-        self._check_finite(trajectory, 0)
-        arrays = self._arrays(trajectory)
-        if not last.terminated[0]:
-            arrays["bootstrap"][-1] = self.spec.network.values(params, last.observations, self.state)
-        total_reward = float(trajectory.rewards.sum(dtype=np.float64))
-        episode = Episode(total_reward, len(trajectory.steps), 0, scalars(last.infos.get(0, {})))
-        total, env = perf_counter() - begin, reset_seconds + trajectory.seconds["env"]
-        seconds = {"env": env, "inference": total - env, "total": total}
-        return Fragment(episode.length, [episode], self.spec.worker_index, version, seconds, self.host, arrays)
+        return trajectory, reset_seconds + trajectory.seconds["env"]
 
     def _arrays(self, trajectory: Trajectory) -> Params:
         """The arrays of a fragment; the last step is truncated if it did not terminate."""

@@ -12,16 +12,28 @@ class Pool:
     """What the trainer sees of the processes that gather experience."""
 
     count = 0  # workers; 0: in this process
+    version = 0  # of the weights that were sent out last
     restarts = 0  # processes replaced so far
     can_change_env = True  # whether `change_env` works
+    can_restart = False  # whether it can be closed and started anew after Ray has died
     description = ""  # a line about the pool for the display
+    notices: tuple[str, ...] = ()  # what the user is to be told; the trainer takes and shows it
 
-    def track_cores(self, cores: int) -> None:
-        """Keep one worker per core as machines join and leave; there are `cores` of them now."""
+    def track_machines(self, places: int) -> None:
+        """Keep as many workers as fit as machines join and leave; `places` of them fit now."""
 
     def change_env(self, kwargs: dict[str, Any]) -> None:
         """Make every environment anew with these arguments when its episode ends; those of later workers as well."""
         raise NotImplementedError
+
+    def take_notices(self) -> tuple[str, ...]:
+        """The notices so far, each once."""
+        taken, self.notices = self.notices, ()  # at once: a thread may add some
+        return taken
+
+    def replaced(self, index: int) -> int:
+        """How often this worker was replaced since the pool was started."""
+        return 0
 
     def starts_alike(self) -> bool:
         """Whether the environments of a worker all began with the same observation, though their seeds differ."""
@@ -41,7 +53,6 @@ class Broadcasting(Pool):
     """A pool whose workers all act with the weights that were broadcast last."""
 
     params: Any = None
-    version = 0
 
     def broadcast(self, params: Params) -> int:
         """Use these weights from the next call on; returns their version."""

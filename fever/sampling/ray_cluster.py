@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import math
 import os
-import secrets
+import queue
 import signal
 import socket
-import sys
-import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-from fever.errors import FeverError
-from fever.job import HEAD, JOB, LEFT, PLAN, JobFolder, autoscaled_machines, current_job
-from fever.system import usable_cores
+from fever.envs.local_folder import LOCAL
+from fever.errors import FeverError, RayLost, TrainingError
+from fever.job import HEAD, JOB, LEFT, PLAN, JobFolder, autoscaled_machines, current_job, hosts_allowed
+from fever.sampling.launched import await_launched
+from fever.sampling.ray_folder import clear, make_folder
+from fever.sampling.ray_settings import apply_settings, mpi_settings
+from fever.scratch import Scratch
+from fever.signals import uninterruptible
+from fever.system import STOPPED, process_state
 
 REFRESH_SECONDS = 0.2  # for which the list of machines is reused
-RAY_SETTINGS = {  # quiet, and closed to processes without the token; Ray reads them once, on import
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_SCHEDULER_EVENTS": "0",
-    "RAY_IGNORE_UNHANDLED_ERRORS": "1",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_AUTH_MODE": "token",
-}
-WORKER_VARIABLES = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+ANSWER_SECONDS = 60.0  # for Ray's head to answer a question
+STOPPED_SECONDS = 2.0  # between two looks at whether a part of our own Ray is stopped
+HEAD_SECONDS = 5.0  # between two looks at whether the head of somebody else's Ray is there
+GONE_SECONDS = 30.0  # without that head until Ray counts as lost
+SHUTDOWN_SECONDS = 60.0  # for a Ray that has lost a part of itself to end
+SLICE_SECONDS = 0.5  # of every wait, after which Ray is checked, and signals are handled
+STARTS = 2  # attempts to start a Ray of our own, whose parts have fixed times to start in: the machine may be busy
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+WORKER_VARIABLES = dict.fromkeys(THREADS, "1")
 
 
 class Machine(NamedTuple):
@@ -41,19 +46,110 @@ class Machine(NamedTuple):
     cores: float
 
 
+class PrivateRay:
+    """What this process has of a Ray of its own, from the first moment of its start on: a start may be cut."""
+
+    folder: Scratch | None = None
+    nodes: tuple[Any, ...] = ()  # Ray's objects that started the processes
+    cluster: Cluster | None = None  # until it is left
+    killed = False  # because this process ends: nothing must be started any more
+
+
+PRIVATE = PrivateRay()
+
+
 class Cluster:
     """The Ray cluster that this process is connected to."""
 
-    def __init__(self, owned: bool) -> None:
+    def __init__(self, owned: bool, folder: Scratch | None = None) -> None:
         import ray
 
         self.ray = ray
         self.owned = owned  # started or joined by this process, which shuts it down or leaves it
+        self.folder = folder  # of a private Ray
         self.elastic = is_elastic()  # machines may come and go
         context = ray.get_runtime_context()
         self.here, self.head = context.get_node_id(), context.gcs_address
         self.seen: list[Machine] = []
         self.asked = -REFRESH_SECONDS
+        self.processes = own_processes()
+        self.loss: RayLost | None = None  # with its traceback: freeing arrays of a dead Ray would end this process
+        self.stopped: set[str] = set()  # parts of our own Ray that were stopped at the last look
+        self.looked = self.answered = time.monotonic()  # for the head of somebody else's Ray, and saw it
+
+    @property
+    def private(self) -> bool:
+        """Whether this process has started Ray for itself, and can start it anew."""
+        return self.owned and bool(self.processes)
+
+    def check(self) -> None:
+        """Raise RayLost if Ray itself has died. To be called before anything that uses Ray's object store: without Ray,
+        that ends this process. Takes microseconds."""
+        if self.loss is None:
+            dead = [name for name, process in self.processes.items() if process.poll() is not None]
+            if dead:
+                self.loss = RayLost(f"Ray's {dead[0]} died ({ending(self.processes[dead[0]].returncode)})")
+            elif self.processes:
+                self._look_for_stopped()
+            elif time.monotonic() - self.looked > HEAD_SECONDS:
+                self._look_for_head()
+        if self.loss is not None:
+            raise self.loss
+
+    def _look_for_stopped(self) -> None:
+        """Kill a part of our own Ray that is stopped (SIGSTOP): without it, nothing would ever answer."""
+        if time.monotonic() - self.looked < STOPPED_SECONDS:
+            return
+        self.looked = time.monotonic()
+        stopped = {name for name, process in self.processes.items() if process_state(process.pid) == STOPPED}
+        for name in stopped & self.stopped:
+            logging.warning("Ray's %s is stopped, and is killed", name)
+            self.processes[name].kill()
+        self.stopped = stopped
+
+    def _look_for_head(self) -> None:
+        self.looked = time.monotonic()
+        if self.reachable():
+            self.answered = self.looked
+        elif self.looked - self.answered > GONE_SECONDS:
+            self.loss = RayLost(f"Ray's head at {self.head} has not answered for {GONE_SECONDS:.0f} s")
+
+    def wait(
+        self, calls: list[Any], seconds: float | None = None, meanwhile: Callable[[], None] = lambda: None
+    ) -> None:
+        """Wait until all calls have ended. Between slices of the wait Ray is checked, signals are handled, and
+        `meanwhile` is called. Raises RayLost, and Ray's GetTimeoutError after so many seconds."""
+        deadline = math.inf if seconds is None else time.monotonic() + seconds
+        self.check()
+        while len(self.ray.wait(calls, num_returns=len(calls), timeout=SLICE_SECONDS)[0]) < len(calls):
+            self.check()
+            meanwhile()
+            if time.monotonic() > deadline:
+                raise self.ray.exceptions.GetTimeoutError(f"no answer within {seconds:.0f} s")
+
+    def ask(self, question: Callable[[], Any]) -> Any:
+        """What Ray's head answers to `question()`. In a thread: Ray itself would wait for ever for a dead head."""
+        answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+
+        def answer() -> None:
+            try:
+                answers.put((question(), None))
+            except BaseException as error:  # noqa: BLE001 - raised below
+                answers.put((None, error))
+
+        threading.Thread(target=answer, name="question", daemon=True).start()
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while True:
+            self.check()
+            try:
+                value, error = answers.get(timeout=SLICE_SECONDS)
+            except queue.Empty:
+                if time.monotonic() > deadline:
+                    self.loss = RayLost(f"Ray's head has not answered for {ANSWER_SECONDS:.0f} s")
+                continue
+            if error is not None:
+                raise error
+            return value
 
     @property
     def cores(self) -> float:
@@ -61,15 +157,24 @@ class Cluster:
         return sum(machine.cores for machine in self.machines())
 
     def machines(self, now: bool = False) -> list[Machine]:
-        """The machines that are alive, at most REFRESH_SECONDS ago; with `now`, at this moment."""
+        """The machines that are alive, at most REFRESH_SECONDS ago; with `now`, at this moment. Of a cluster that
+        outlives jobs, those that the job may use: the learner's and the first ones by name."""
         if now or time.monotonic() - self.asked > REFRESH_SECONDS:
-            self.seen = [
+            seen = [
                 Machine(node["NodeID"], node["NodeManagerHostname"], node["Resources"].get("CPU", 0.0))
-                for node in self.ray.nodes()
+                for node in self.ask(self.ray.nodes)
                 if node["Alive"]
             ]
+            if self.limited:
+                seen = sorted(seen, key=lambda machine: (machine.node != self.here, machine.host))[: hosts_allowed()]
+            self.seen = seen
             self.asked = time.monotonic()
         return self.seen
+
+    @property
+    def limited(self) -> bool:
+        """Whether the job may use only some of the machines."""
+        return self.elastic and hosts_allowed() is not None
 
     def least_loaded(self, workers: Iterable[Machine | None]) -> Machine:
         """The machine for the next worker, given those of the others: fewest workers per core, and among equals not the
@@ -81,8 +186,19 @@ class Cluster:
 
         return min(self.machines(), key=fullness)
 
+    def spread(self, index: int) -> Any:
+        """Where Ray is to place the process of this number that is no worker: by turns on the job's machines."""
+        if not self.limited:
+            return "SPREAD"
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        machines = self.machines()
+        return NodeAffinitySchedulingStrategy(machines[index % len(machines)].node, soft=True)
+
     def reachable(self) -> bool:
-        """Whether Ray's head answers; a scheduler that cancels a job ends Ray together with the training."""
+        """Whether Ray is there; a scheduler that cancels a job ends Ray together with the training."""
+        if self.loss is not None or self.processes:
+            return self.loss is None and all(process.poll() is None for process in self.processes.values())
         host, _, port = self.head.rpartition(":")
         try:
             with socket.create_connection((host, int(port)), timeout=1):
@@ -92,7 +208,7 @@ class Cluster:
 
     def require_gpus(self, count: float, share: float = 1.0) -> None:
         """Raise FeverError if the machines have fewer than `count` GPUs, or cannot give each worker its share."""
-        available = self.ray.cluster_resources().get("GPU", 0.0)
+        available = self.ask(self.ray.cluster_resources).get("GPU", 0.0)
         if count > available:
             raise FeverError(
                 f"the workers want {count:g} GPUs together, but there are {available:g}; lower gpus_per_worker"
@@ -120,10 +236,39 @@ class Cluster:
             )
 
     def leave(self) -> None:
-        """Disconnect from Ray; a private Ray is shut down."""
+        """Disconnect from Ray; a private Ray is shut down, also what is left of one that died."""
+        if PRIVATE.cluster is self:
+            PRIVATE.cluster = None
         if (self.owned or self.elastic) and self.reachable():
             demand(0)
             self.ray.shutdown()
+        elif self.private and self.ray.is_initialized():
+            ending = threading.Thread(target=self.ray.shutdown, name="shutdown", daemon=True)
+            ending.start()
+            ending.join(SHUTDOWN_SECONDS)
+            if ending.is_alive():
+                raise TrainingError(f"Ray died and could not be ended within {SHUTDOWN_SECONDS:.0f} s")
+        if self.folder is not None:
+            self.folder.remove()
+
+
+def own_processes() -> dict[str, Any]:
+    """Ray's raylet and GCS as `subprocess.Popen`, if this process has started them; empty if Ray is somebody else's."""
+    from ray._private import worker
+
+    return processes_of(worker._global_node)
+
+
+def processes_of(node: Any) -> dict[str, Any]:
+    """Raylet and GCS among the processes that a node of Ray's has started; None for no node."""
+    started = {} if node is None else node.all_processes
+    names = {"raylet": "raylet", "gcs_server": "GCS"}
+    return {name: started[kind][0].process for kind, name in names.items() if kind in started}
+
+
+def ending(code: int) -> str:
+    """How a process ended, in words."""
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 def is_elastic() -> bool:
@@ -140,50 +285,165 @@ def demand(machines: int) -> None:
         request_resources(bundles=[{"fever_worker": 1}] * machines)
 
 
+def release() -> None:
+    """Ask for no machines any more, if there is still a Ray to ask."""
+    import ray
+
+    if ray.is_initialized():
+        with suppress(Exception):  # Ray is lost, and its autoscaler with it
+            demand(0)
+
+
 def connect(workers: int) -> Cluster:
     """Connect to the job's Ray if this process drives a job, otherwise start a private one; reuse a connection."""
     job = current_job()
-    if "ray" not in sys.modules:
-        settings = {**RAY_SETTINGS, **({} if job else {"RAY_AUTH_TOKEN": secrets.token_hex(32)})}
-        if job and job.read(HEAD) is None:  # a cluster that outlives jobs has its own authentication, or none
-            settings.pop("RAY_AUTH_MODE")
-        for name, value in settings.items():
-            os.environ.setdefault(name, value)
+    apply_settings(job)
     import ray
 
     if ray.is_initialized():
         return Cluster(owned=False)
     logging.getLogger("ray.widgets").setLevel(logging.WARNING)  # in a notebook it recommends packages
+    _log_events()
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
-    runtime: dict[str, Any] = {"env_vars": WORKER_VARIABLES}
+    variables = {**WORKER_VARIABLES, **mpi_settings()}
     if job is None:
-        cores = max(workers, os.cpu_count() or 1)
-        with _own_signals():
-            ray.init(address="local", num_cpus=cores, include_dashboard=False, runtime_env=runtime, **quiet)
-        return Cluster(owned=True)
+        more = {"num_cpus": max(workers, os.cpu_count() or 1), **quiet}
+        for _ in range(STARTS - 1):
+            try:
+                return _start_private_ray(variables, more)
+            except Exception as error:  # noqa: BLE001 - raised by the last attempt
+                logging.warning("Ray did not start, and is started once more: %s", error)
+        with _start_errors():
+            return _start_private_ray(variables, more)
     plan, head = job.read(PLAN), job.read(HEAD)
     address = head["address"] if head else os.environ.get("RAY_ADDRESS")  # set by Ray on a cluster that outlives jobs
     if address is None:
         raise FeverError(f"{job.path} has no cluster (any more); {JOB} is for fever's own processes")
+    runtime: dict[str, Any] = {"env_vars": variables}
     if plan is not None and plan["ship"]:
         runs = os.path.relpath(job.path.parents[1])
         runtime |= {"working_dir": os.getcwd(), "excludes": [".git", ".venv", *([] if runs[:2] == ".." else [runs])]}
-    with _own_signals():
+    with _own_signals(), _start_errors():
         ray.init(address=address, runtime_env=runtime, **quiet)
     cluster = Cluster(owned=True)
-    demand(autoscaled_machines() or 0)
+    launched, allowed = autoscaled_machines() or 0, hosts_allowed()
+    launched = launched if allowed is None else min(launched, allowed - 1)
+    demand(launched)  # besides the head
+    if launched:
+        atexit.register(release)  # also if the run cannot begin
+    if launched and (workers == 0 or workers > cluster.cores):  # 0: the machines are asked for
+        await_launched(cluster, launched)
     if plan is not None:
         _await_machines(cluster, plan, job)
     return cluster
 
 
+def _start_private_ray(variables: dict[str, str], options: dict[str, Any]) -> Cluster:
+    """Start a Ray of our own on this machine, with these variables for its workers; if that fails, nothing is left."""
+    import ray
+
+    if PRIVATE.killed:
+        raise RayLost("it was killed")
+    PRIVATE.folder = folder = make_folder()
+    runtime = {"env_vars": {**variables, LOCAL: str(folder.path)}}
+    options = {**options, "runtime_env": runtime, "include_dashboard": False}
+    try:
+        with _own_signals(), _deaths_noticed():
+            ray.init(address="local", _temp_dir=str(folder.ray), **options)
+        PRIVATE.cluster = Cluster(owned=True, folder=folder)
+    except BaseException:  # a signal that has waited, too
+        with uninterruptible():
+            ray.shutdown()  # what has started
+            folder.remove()
+        raise
+    return PRIVATE.cluster
+
+
+def leave_private_ray() -> None:
+    """Shut a private Ray down that nobody has left, because what was to use it could not be made."""
+    if PRIVATE.cluster is not None:
+        PRIVATE.cluster.leave()
+
+
+def kill_private_ray() -> None:
+    """Kill the processes of a private Ray at once, if this process has one, or is starting one. This process ends, too:
+    what Ray's threads in it raise about that is no news."""
+    PRIVATE.killed = True
+    threading.excepthook = lambda raised: None
+    for started in [started for node in PRIVATE.nodes for started in [*node.all_processes.values()]]:
+        for one in started:
+            with suppress(OSError):
+                one.process.kill()
+    if PRIVATE.folder is not None:
+        clear(PRIVATE.folder.path)
+
+
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Keep this process's handler of SIGTERM, which ray.init replaces by an immediate exit."""
+    """Keep this process's handler of SIGTERM, which ray.init replaces by an immediate exit, and defer signals: a start
+    that was cut would leave processes behind."""
+    from ray._private import utils
+
+    replace, utils.set_sigterm_handler = utils.set_sigterm_handler, lambda handler: None
     kept = signal.getsignal(signal.SIGTERM)
-    yield
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, kept)
+    try:
+        with uninterruptible():
+            yield
+    finally:
+        utils.set_sigterm_handler = replace
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, kept)  # Ray's C++ part has one of its own
+
+
+@contextmanager
+def _deaths_noticed() -> Iterator[None]:
+    """Raise RayLost if a part of Ray dies while it starts: ray.init waits 30 s for a raylet, also for a dead one."""
+    from ray._private import node, services
+
+    PRIVATE.nodes = ()
+    start, look = node.Node.start_ray_processes, services.get_node
+
+    def start_and_note(started: Any) -> None:
+        PRIVATE.nodes = (*PRIVATE.nodes, started)
+        start(started)
+
+    def look_or_fail(*arguments: Any, **options: Any) -> Any:
+        try:
+            return look(*arguments, **options)
+        except RuntimeError:
+            for name, process in (own for one in PRIVATE.nodes for own in processes_of(one).items()):
+                if process.poll() is not None:
+                    raise RayLost(f"its {name} died ({ending(process.returncode)})") from None
+            raise
+
+    node.Node.start_ray_processes, services.get_node = start_and_note, look_or_fail  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        node.Node.start_ray_processes, services.get_node = start, look  # type: ignore[method-assign]
+
+
+@contextmanager
+def _start_errors() -> Iterator[None]:
+    """Whatever Ray raises while it starts becomes one sentence; the traceback goes to the log."""
+    try:
+        yield
+    except Exception as error:
+        logging.exception("Ray did not start")
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise TrainingError(f"Ray did not start: {reason.strip()}; is the machine busy, or short of memory?") from error
+
+
+def _log_events() -> None:
+    """Send to the log what Ray's processes tell the driver, of dead workers for example. Ray prints it, whatever its
+    own settings of logging are."""
+    from ray._private import worker
+
+    def log(data: dict[str, Any], ignore_prefix: bool) -> None:
+        for line in data["lines"]:
+            logging.getLogger("ray.events").info("%s", line)
+
+    worker.print_to_stdstream = log
 
 
 def _await_machines(cluster: Cluster, plan: dict[str, Any], folder: JobFolder) -> None:
@@ -197,51 +457,3 @@ def _await_machines(cluster: Cluster, plan: dict[str, Any], folder: JobFolder) -
             words = "; ".join(f"{host} said last: {folder.last_words(host) or 'nothing'}" for host in hosts)
             raise FeverError(f"{', '.join(hosts)} did not join Ray; {words}")
         time.sleep(REFRESH_SECONDS / 2)
-
-
-def try_everywhere(cluster: Cluster, source: Any) -> None:
-    """Make an environment on every machine, in parallel; an error names the machine."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    packed, places = cluster.ray.cloudpickle.dumps(source), [path or os.getcwd() for path in sys.path]
-    trials = {}
-    for machine in cluster.machines():
-        where = NodeAffinitySchedulingStrategy(machine.node, soft=False)
-        trial = cluster.ray.remote(_try).options(num_cpus=0.001, max_retries=0, scheduling_strategy=where)
-        trials[machine] = trial.remote(places, packed)
-    for machine, call in trials.items():
-        try:
-            cluster.ray.get(call)
-        except cluster.ray.exceptions.RayTaskError as error:
-            cause = error.cause if error.cause is not None else error
-            text = str(cause) if isinstance(cause, FeverError) else f"{type(cause).__name__}: {cause}"
-            raise FeverError(f"on {machine.host}: {text}") from None
-        except cluster.ray.exceptions.RayError as error:  # the machine left; the others are enough
-            logging.warning("%s was not checked: %s", machine.host, error)
-
-
-def _try(places: list[str], packed: bytes) -> None:
-    """The task of `try_everywhere` on one machine."""
-    import ray.cloudpickle
-
-    sys.path.extend(path for path in places if path not in sys.path)
-    from fever.envs.source import EnvContext, make_any
-
-    with tempfile.TemporaryDirectory(prefix="fever-") as folder:
-        make_any(ray.cloudpickle.loads(packed), EnvContext(workdir=Path(folder))).close()
-
-
-def cores_in_reach() -> int:
-    """Number of cores for workers: of all machines of the job, or of this machine."""
-    return int(sum(machines_in_reach()))
-
-
-def machines_in_reach() -> list[float]:
-    """Cores of each machine for workers: all of the job's, or this one."""
-    job = current_job()
-    if job is None:
-        return [usable_cores()]
-    plan = job.read(PLAN)
-    if plan is not None:
-        return [node["cores"] for node in plan["nodes"].values()]
-    return [machine.cores for machine in connect(0).machines()]

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from fever.envs.source import EnvSource
+from fever.envs.watchdog import TIMEOUT_HINT, WARN_SECONDS, WATCHDOG, last_words
 from fever.errors import FeverError, TrainingError
 from fever.policy import Params
+from fever.sampling.object_store import array_bytes, outside_store
 from fever.sampling.pool import Pool
-from fever.sampling.ray_cluster import Machine, connect
+from fever.sampling.ray_cluster import SLICE_SECONDS, THREADS, Machine, connect
+from fever.sampling.ray_machines import places_on
 from fever.sampling.spec import SamplerSpec
+from fever.sampling.stopped import StoppedProcesses
+from fever.sampling.worker_actor import Output, WorkerActor, output_since
+from fever.system import absolute_sys_path
 
 ADJUST_SECONDS = 1.0  # between two checks of whether machines joined or left
 RETRY_SECONDS = 60.0  # until the next check after a worker could not be started on a new machine
 DEATHS_ALLOWED = 5  # of one worker without a result in between, before the run gives up
 CLOSE_SECONDS = 10  # for environments to close before their worker is killed
-OUTPUT_BYTES = 10_000  # of a worker's output that one call returns at most, of each file
+STOPPED_SECONDS = 5.0  # without a result, after which it is looked at whether a worker's process is stopped
+LOOK_SECONDS = 1.0  # between two such looks
+TRANSFER_SECONDS = 60.0  # for the result of a finished call to arrive from its machine
+STARTS_PER_GENERATION = 1_000_000  # of one worker, until the run is resumed or Ray started anew: no seed comes twice
+WEIGHTS_BYTES = 1_000_000  # of weights that are sent with every call instead of through Ray's object store
 
 
 class RayPool(Pool):
@@ -47,18 +54,24 @@ class RayPool(Pool):
         self.make_runner, self.sampler_spec, self.arguments = make_runner, spec, arguments
         self.cluster = connect(count)
         self.ray = self.cluster.ray
+        self.can_restart = self.cluster.private
         self.count, self.restarts = count, 0
         self.placement: list[Machine | None] = [None] * count  # of each worker
-        self.generations = [generation] * count
+        self.generations = [generation * STARTS_PER_GENERATION] * count
         self.sources: dict[int, EnvSource] = {}  # worker -> the environment, with the arguments that it was told
         self.deaths: Counter[int] = Counter()  # of each worker since its last result
+        self.said: dict[int, str] = {}  # worker -> why it ended itself, if it did since its last result
         self.actors: list[Any] = []  # None: its machine left
         self.output_positions: dict[int, dict[str, int]] = {}  # worker -> how far its output files were read
+        self.warned: set[int] = set()  # workers of whose slow environments a person was told
         self.active: list[int] = []
         self.building: dict[Any, int] = {}  # call -> worker whose environments are being made
-        self.planned, self.planned_cores = count, max(1.0, self.cluster.cores)
-        self.tracks_cores = self.alike = False
+        self.planned, self.planned_places = count, max(1, self.places())
+        self.tracks_machines = self.alike = False
         self.adjusted = 0.0  # time of the last `adjust_to_machines`
+        self.stopped = StoppedProcesses(self.cluster)
+        self.heard: dict[int, float] = {}  # worker -> when it was given work, or had done some
+        self.looked = 0.0  # time of the last `look`
 
     def start(self, index: int) -> Any:
         """Start the actor of one worker on the least loaded machine; returns before it is ready."""
@@ -73,11 +86,19 @@ class RayPool(Pool):
         where = NodeAffinitySchedulingStrategy(machine.node, soft=True)  # another one, if it has died meanwhile
         packed = self.ray.cloudpickle.dumps((self.make_runner, (spec, *self.arguments)))
         options = {"num_cpus": 0.001, "num_gpus": spec.gpus, "max_restarts": 0, "scheduling_strategy": where}
-        return self.ray.remote(WorkerActor).options(**options).remote(absolute_sys_path(), packed)
+        if spec.cpus is not None:
+            options["runtime_env"] = {"env_vars": dict.fromkeys(THREADS, str(spec.cpus))}
+        self.cluster.check()
+        actor = self.ray.remote(WorkerActor).options(**options).remote(absolute_sys_path(), packed, spec.cpus)
+        self.stopped.follow(index, actor)
+        self.heard[index] = time.monotonic()
+        return actor
 
     def call(self, index: int, method: str, *arguments: Any) -> Any:
         """Have a worker call a method of its runner; returns Ray's reference, for `result`. If the environment's
         arguments have changed since its last call, the worker is told first: Ray keeps the order of calls."""
+        self.cluster.check()
+        self.heard[index] = time.monotonic()
         source = self.sampler_spec.source
         if self.sources[index] is not source:
             self.sources[index] = source
@@ -91,12 +112,14 @@ class RayPool(Pool):
     def result(self, call: Any, index: int) -> Any:
         """What a worker's call returned, with the worker's output logged; None if it died, and was replaced."""
         try:
-            value, output = self.get(call)
+            value, output = self.fetch(call)
         except self.lost as error:
             self.replace(index, error)
             return None
+        self.heard[index] = time.monotonic()
         self.log_output(index, output)
         self.deaths[index] = 0
+        self.said.pop(index, None)
         return value
 
     def log_output(self, index: int, output: Output) -> None:
@@ -117,18 +140,29 @@ class RayPool(Pool):
             raise
 
     def _await_builds(self) -> None:
-        """Wait until all environments are made; with several machines, an error names the machine."""
-        calls = {actor.build.remote(): index for index, actor in enumerate(self.actors)}
-        for call, index in calls.items():
-            try:
-                self.log_output(index, self.get(call))
-            except FeverError as error:
-                if not (where := self._where(index)):
-                    raise
-                raise FeverError(f"{where}{error}") from error
-            except self.lost as error:
-                died = f"{self._where(index)}worker {index} died while its environments were made"
-                raise TrainingError(f"{died}: {reason_of(error)}") from error
+        """Have the environments made, those of `starts_at_once` workers at a time, and wait for them: hundreds of
+        simulators that start together can stop a file system. With several machines, an error names the machine."""
+        waiting = list(enumerate(self.actors))
+        building: dict[Any, int] = {}
+        while waiting or building:
+            while waiting and len(building) < self.sampler_spec.starts_at_once:
+                index, actor = waiting.pop(0)
+                building[actor.build.remote()] = index
+            for call in self.finished(building):
+                index = building.pop(call)
+                self._await_build(index, call)
+
+    def _await_build(self, index: int, call: Any) -> None:
+        """Take the result of a worker's `build`; an error names its machine."""
+        try:
+            self.log_output(index, self.get(call))
+        except FeverError as error:
+            if not (where := self._where(index)):
+                raise
+            raise FeverError(f"{where}{error}") from error
+        except self.lost as error:
+            died = f"{self._where(index)}worker {index} died while its environments were made"
+            raise TrainingError(f"{died}: {reason_of(error)}") from error
 
     def starts_alike(self) -> bool:
         return self.alike
@@ -150,12 +184,24 @@ class RayPool(Pool):
         return "" if machine is None or len(self.cluster.machines()) == 1 else f"on {machine.host}: "
 
     def store(self, params: Params) -> Any:
-        return self.ray.put(params)
+        """As `Broadcasting`; small weights are sent with every call, see `object_store`."""
+        self.cluster.check()
+        small = self.cluster.private and array_bytes(params) <= WEIGHTS_BYTES
+        return params if small else self.ray.put(params)
 
-    def get(self, references: Any) -> Any:
-        """`ray.get`, but a FeverError is raised as itself instead of inside a RayTaskError."""
+    # every wait is through one of these; Ray and signals are looked after while it lasts
+
+    def get(self, references: Any, seconds: float | None = None) -> Any:
+        """What calls return: a list for a list. Raises what `fetch` raises; GetTimeoutError after so many seconds."""
+        self.cluster.wait(references if isinstance(references, list) else [references], seconds, self.look_meanwhile)
+        return self.fetch(references)
+
+    def fetch(self, references: Any) -> Any:
+        """What calls that have ended returned, out of Ray's object store. A FeverError is raised as itself instead of
+        inside a RayTaskError."""
+        self.cluster.check()
         try:
-            return self.ray.get(references)
+            return outside_store(self.ray.get(references, timeout=TRANSFER_SECONDS))
         except self.ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, FeverError):
                 raise error.cause from None
@@ -163,26 +209,66 @@ class RayPool(Pool):
 
     @property
     def lost(self) -> tuple[type[Exception], ...]:
-        """What `get` raises when a process or its machine died."""
+        """What `get` raises when a process or its machine died, or does not answer."""
         return loss_errors()
 
     def finished(self, calls: Iterable[Any], timeout: float | None = None) -> list[Any]:
         """All calls that have ended; waits up to `timeout` seconds for the first one."""
-        pending = list(calls)
-        if not self.ray.wait(pending, num_returns=1, timeout=timeout)[0]:
-            return []
-        return self.ray.wait(pending, num_returns=len(pending), timeout=0)[0]
+        pending, left = list(calls), timeout
+        while True:
+            self.cluster.check()
+            self.look_after()
+            wait = SLICE_SECONDS if left is None else min(left, SLICE_SECONDS)
+            if self.ray.wait(pending, num_returns=1, timeout=wait)[0]:
+                return self.ray.wait(pending, num_returns=len(pending), timeout=0)[0]
+            if left is not None and (left := left - wait) <= 0:
+                return []
+
+    def look_meanwhile(self) -> None:
+        """What is done between the slices of every other wait than `finished`."""
+        self.look_after()
+
+    def look_after(self) -> None:
+        """Look at processes that have been silent for long, every LOOK_SECONDS."""
+        now = time.monotonic()
+        if now - self.looked >= LOOK_SECONDS:
+            self.looked = now
+            self.look(now)
+
+    def look(self, now: float) -> None:
+        """Kill workers whose process is stopped: their calls fail then, and they are replaced as if they had died."""
+        for index in self.active or range(len(self.actors)):  # none is active before all environments are made
+            if now - self.heard[index] > STOPPED_SECONDS and self.stopped.look(index):
+                logging.warning("%sworker %d is stopped and is replaced", self._where(index), index)
+                self.heard[index] = now
+                self.kill(self.actors[index])
+            elif now - self.heard[index] > WARN_SECONDS and index not in self.warned:
+                self._pass_warning_on(index)
+
+    def _pass_warning_on(self, index: int) -> None:
+        """Tell a person what a worker has written about a call of its environment that takes long."""
+        written = self.stopped.ask(index, output_since, self.output_positions.get(index, {}))
+        for line in (written or "").splitlines():
+            if TIMEOUT_HINT in line:
+                self.warned.add(index)
+                WATCHDOG.say(f"note: {self._where(index)}worker {index}: {line.rpartition('WARNING:root:')[2]}")
+                return
+
+    def replaced(self, index: int) -> int:
+        return self.generations[index] % STARTS_PER_GENERATION if index < len(self.generations) else 0
 
     def replace(self, index: int, error: Exception) -> None:
         """Start another actor in the place of one that died."""
         output = Output.read(self.output_positions.pop(index, {}))  # its last words, if it was on this machine
         self.log_output(index, output)
+        if said := last_words(output.text):
+            self.said[index] = said
         self.restarts += 1
         self.deaths[index] += 1
         self.generations[index] += 1
         if self.deaths[index] > DEATHS_ALLOWED:
-            times = f"{self.deaths[index]} times in a row"
-            raise TrainingError(f"worker {index} died {times}; the last reason: {reason_of(error)}")
+            times, reason = f"{self.deaths[index]} times in a row", self.said.get(index) or reason_of(error)
+            raise TrainingError(f"worker {index} died {times}; the last reason: {reason}")
         self.active.remove(index)
         crowded = sum(actor is not None for actor in self.actors) > self.wanted(now=True)
         if self.cluster.elastic and crowded and self.active:
@@ -200,16 +286,20 @@ class RayPool(Pool):
 
     # machines that join and leave
 
-    def track_cores(self, cores: int) -> None:
-        self.tracks_cores, self.planned_cores = True, cores
+    def track_machines(self, places: int) -> None:
+        self.tracks_machines, self.planned_places = True, places
+
+    def places(self, now: bool = False) -> int:
+        """How many workers fit on the machines that are alive."""
+        return places_on([machine.cores for machine in self.cluster.machines(now)], self.sampler_spec.cpus)
 
     def wanted(self, now: bool = False) -> int:
         """The number of workers for the machines that are alive, at least one."""
-        cores = sum(machine.cores for machine in self.cluster.machines(now))
-        if self.tracks_cores:
-            return max(1, self.planned + int(cores - self.planned_cores))
-        share = round(self.planned * cores / self.planned_cores)  # there may be several workers per core
-        return max(1, min(self.planned, max(int(cores), share)))
+        places = self.places(now)
+        if self.tracks_machines:
+            return max(1, self.planned + places - self.planned_places)
+        share = round(self.planned * places / self.planned_places)  # there may be more workers than fit
+        return max(1, min(self.planned, max(places, share)))
 
     def adjust_to_machines(self) -> None:
         """Start workers on machines that joined, and activate them once their environments are made; kill those that
@@ -224,7 +314,7 @@ class RayPool(Pool):
         vacant = [index for index, actor in enumerate(self.actors) if actor is None]
         missing = self.wanted() - (len(self.actors) - len(vacant))
         self.kill(*(self.actors[index] for index in self.active[1:][missing:] if missing < 0))  # for `replace`
-        for _ in range(missing):
+        for _ in range(min(missing, self.sampler_spec.starts_at_once - len(self.building))):
             index = vacant.pop(0) if vacant else self._add_slot()
             self.generations[index] += 1
             self.actors[index] = self.start(index)
@@ -254,12 +344,14 @@ class RayPool(Pool):
     def close(self) -> None:
         try:
             actors = {index: actor for index, actor in enumerate(self.actors) if actor is not None}
-            closing = {actor.close.remote(): index for index, actor in actors.items()}
+            closing = (
+                {actor.close.remote(): index for index, actor in actors.items()} if self.cluster.reachable() else {}
+            )
             deadline = time.monotonic() + CLOSE_SECONDS
             while closing and time.monotonic() < deadline and self.cluster.reachable():
                 for call in self.ray.wait(list(closing), num_returns=len(closing), timeout=0.5)[0]:
                     with suppress(Exception):  # its environments could not be closed, or it died: it ends either way
-                        self.log_output(closing.pop(call), self.get(call))
+                        self.log_output(closing.pop(call), self.fetch(call))
             self.kill(*actors.values())
             self.actors = []
         finally:
@@ -272,151 +364,12 @@ class RayPool(Pool):
                 self.ray.kill(actor)
 
 
-class ThreadedPool(RayPool):
-    """A pool whose workers are kept busy by a thread of this process, also while the learner computes."""
-
-    def __init__(self, *arguments: Any) -> None:
-        """As `RayPool`."""
-        super().__init__(*arguments)
-        self.failure: BaseException | None = None  # what ended the thread
-        self.closing = threading.Event()
-        self.thread = threading.Thread(target=self._run, name="submit", daemon=True)
-
-    def calls(self) -> list[Any]:
-        """All calls that have not been received."""
-        raise NotImplementedError
-
-    def submit(self) -> None:
-        """Submit calls to workers that have too few; runs in the thread."""
-        raise NotImplementedError
-
-    def receive(self, call: Any) -> None:
-        """Handle the result of a call, or the death of its worker; runs in the thread."""
-        raise NotImplementedError
-
-    def start_thread(self) -> None:
-        """Start the thread, unless it runs."""
-        if self.thread.ident is None:
-            self.thread.start()
-
-    def check(self) -> None:
-        """Raise the error that ended the thread, in the learner."""
-        if self.failure is not None:
-            raise self.failure
-
-    def _run(self) -> None:
-        try:
-            while not self.closing.is_set():
-                self.adjust_to_machines()
-                self.submit()
-                calls = self.calls()
-                if not calls:
-                    self.closing.wait(0.005)
-                for call in self.finished(calls, timeout=0.1) if calls else ():
-                    self.receive(call)
-        except BaseException as error:
-            logging.debug("the thread that submits calls ended", exc_info=True)
-            self.failure = error
-
-    def stop_thread(self) -> None:
-        """Submit no more calls; those submitted go on."""
-        self.closing.set()
-        if self.thread.ident is not None:
-            self.thread.join(timeout=5)
-
-    def close(self) -> None:
-        self.stop_thread()
-        super().close()
-
-
-class Output(NamedTuple):
-    """What a worker process wrote to its standard output and error since the last time."""
-
-    text: str
-    positions: dict[str, int]  # file -> bytes read so far
-
-    @classmethod
-    def read(cls, positions: dict[str, int]) -> Output:
-        """Read what was added to these files, of each the last `OUTPUT_BYTES`; files that are not here are skipped."""
-        texts, sizes = [], dict(positions)
-        for path, position in positions.items():
-            with suppress(OSError):
-                if (size := os.stat(path).st_size) == position:
-                    continue
-                with open(path, "rb") as file:
-                    file.seek(max(position, size - OUTPUT_BYTES))
-                    text = file.read(OUTPUT_BYTES).decode(errors="replace")
-                skipped = max(0, size - OUTPUT_BYTES - position)
-                texts.append(f"({skipped} bytes are left out)\n{text}" if skipped else text)
-                sizes[path] = size
-        return cls("".join(text if text.endswith("\n") else f"{text}\n" for text in texts), sizes)
-
-    @classmethod
-    def start(cls) -> Output:
-        """Nothing yet, of this process. Ray sends standard output and error of a worker to two files."""
-        paths = [os.path.realpath(f"/proc/self/fd/{number}") for number in (1, 2)]
-        return cls("", {path: os.stat(path).st_size for path in paths if os.path.isfile(path)})
-
-
-class WorkerActor:
-    """What runs in a worker process. Made a Ray actor where it is started, so that this module need not import Ray."""
-
-    def __init__(self, search_path: list[str], packed: bytes) -> None:
-        """`packed` is a pickle of the runner's class and arguments, which may need modules on the search path."""
-        sys.path.extend(path for path in search_path if path not in sys.path)
-        self.packed = packed
-        self.runner: Any = None
-        self.output = Output.start()
-
-    def build(self) -> Output:
-        """Make the environments; not in the constructor, so that an error arrives as itself."""
-        if self.runner is None:
-            import ray.cloudpickle
-
-            make_runner, arguments = ray.cloudpickle.loads(self.packed)
-            self.runner = make_runner(*arguments)
-        return self._new_output()
-
-    def call(self, method: str, *arguments: Any) -> tuple[Any, Output]:
-        """Call a method of the runner; returns what it returned, and what the process wrote since the last call."""
-        self.build()
-        value = getattr(self.runner, method)(*arguments)
-        return value, self._new_output()
-
-    def change_env(self, kwargs: dict[str, Any]) -> None:
-        """Make environments anew with these arguments when their episodes end."""
-        self.build()
-        self.runner.change_env(kwargs)
-
-    def _new_output(self) -> Output:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self.output = Output.read(self.output.positions)
-        return self.output
-
-    def facts(self) -> dict[str, Any]:
-        """Process id, modules, memory and placement of this process, for tests and benchmarks."""
-        import resource
-
-        import ray
-
-        kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        context = ray.get_runtime_context()
-        place = {"node": context.get_node_id(), "resources": context.get_assigned_resources()}
-        return {"pid": os.getpid(), "modules": sorted(sys.modules), "megabytes": kilobytes / 1024, **place}
-
-    def close(self) -> Output:
-        """Close the environments."""
-        if self.runner is not None:
-            self.runner.close()
-        return self._new_output()
-
-
 def loss_errors() -> tuple[type[Exception], ...]:
-    """What `ray.get` raises when a process or its machine died, or was killed because memory ran short."""
+    """What `ray.get` raises when a process or its machine died, was killed because memory ran short, or is silent."""
     from ray import exceptions
 
-    return exceptions.RayActorError, exceptions.ObjectLostError, exceptions.OutOfMemoryError, exceptions.NodeDiedError
+    died = exceptions.RayActorError, exceptions.ObjectLostError, exceptions.NodeDiedError
+    return *died, exceptions.OutOfMemoryError, exceptions.GetTimeoutError
 
 
 def reason_of(error: Exception) -> str:
@@ -425,8 +378,3 @@ def reason_of(error: Exception) -> str:
 
     short = isinstance(error, OutOfMemoryError)
     return "its machine ran short of memory" if short else str(error).strip().splitlines()[-1]
-
-
-def absolute_sys_path() -> list[str]:
-    """`sys.path` with absolute entries, so that workers find the same modules."""
-    return [path or os.getcwd() for path in sys.path]

@@ -24,28 +24,29 @@ class Sampler(Runner):
         begin = perf_counter()
         steps, distribution, state = self.spec.steps, self.distribution, self.state
         noise = distribution.noise(self.rng, (steps, self.spec.envs))
-        before = self.steps_taken
-        trajectory = self._run(params, steps, lambda t, outputs: distribution.sample(outputs, noise[t]))
+        trajectory = self._take_steps(params, steps, lambda t, outputs: distribution.sample(outputs, noise[t]))
         arrays = {
             "observations": trajectory.observations,
-            "first": trajectory.ended[: steps + 1] if self.envs.next_step else trajectory.ended[1:],
+            "first": trajectory.first,
             "actions": trajectory.actions,
             "log_probs": distribution.log_prob(trajectory.outputs, trajectory.actions).astype(np.float32),
             "rewards": trajectory.rewards,
             "terminated": trajectory.terminated,
             "truncated": trajectory.truncated,
             "valid": trajectory.valid,
-            "bootstrap": self._bootstrap(params, trajectory, before),
+            "bootstrap": self._bootstrap(params, trajectory),
             "state": state,
         }
         if self.spec.gamma is not None:
-            arrays["discounted"] = discount(trajectory.rewards, self.discounted, trajectory.ended[2:], self.spec.gamma)
+            over = trajectory.ended[2:] | trajectory.failed[1:]
+            arrays["discounted"] = discount(trajectory.rewards, self.discounted, over, self.spec.gamma)
         episodes = self._episodes(trajectory)
         seconds = {**trajectory.seconds, "total": perf_counter() - begin}
-        taken = int(trajectory.valid.sum())
-        return Fragment(taken, episodes, self.spec.worker_index, version, seconds, self.host, arrays)
+        taken, failures = int(trajectory.valid.sum()), self.envs.recovery.take()
+        of = self.spec.worker_index, version, seconds, self.host
+        return Fragment(taken, episodes, *of, arrays, cores=self.cores, failures=failures)
 
-    def _bootstrap(self, params: Params, trajectory: Trajectory, before: int) -> np.ndarray:
+    def _bootstrap(self, params: Params, trajectory: Trajectory) -> np.ndarray:
         """Values `[T, N]` of the last observations of episodes that were truncated and already reset; NaN elsewhere."""
         values = np.full(trajectory.rewards.shape, np.nan, np.float32)
         for t, infos in trajectory.endings:
@@ -53,10 +54,8 @@ class Sampler(Runner):
             for index in infos:
                 if step.terminated[index] or index not in step.final:
                     continue
-                last = step.final[index]
-                if not np.isfinite(last).all():
-                    raise self._not_finite("observation", last.sum(), before + t + 1, index)
-                values[t, index] = self.spec.network.values(params, last[None], state[index : index + 1])[0]
+                last = step.final[index][None]
+                values[t, index] = self.spec.network.values(params, last, state[index : index + 1])[0]
         return values
 
 

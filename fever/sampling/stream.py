@@ -14,9 +14,9 @@ from typing import Any
 from fever.policy import Params
 from fever.policy.spaces import Description
 from fever.sampling.pool import Pool
-from fever.sampling.ray_pool import ThreadedPool
 from fever.sampling.sampler import Sampler
 from fever.sampling.spec import Fragment, SamplerSpec
+from fever.sampling.threaded_pool import ThreadedPool
 from fever.sampling.workers import LocalWorkers
 
 AHEAD = 2  # calls submitted to a sampler at a time

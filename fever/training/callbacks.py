@@ -39,18 +39,23 @@ docs/callbacks.md has more examples.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fever.errors import FeverError, TrainingError
-from fever.runs.events import EventWriter
+from fever.plugins.user_code import message_of
+from fever.runs.events import EventWriter, settings_of
+from fever.runs.groups import experiment_of
+from fever.runs.rows import stride
 
 if TYPE_CHECKING:
     from fever.config import RunConfig
     from fever.runs.run import Run
 
+ALL_EVENTS = 20_000  # first iterations that TensorBoard gets all of
 HOOKS = ("on_start", "on_episode", "on_evaluation", "on_iteration", "on_checkpoint", "on_stop")
 
 
@@ -121,6 +126,7 @@ class Callbacks:
     def __init__(self, callbacks: Sequence[Callback], info: TrainingInfo) -> None:
         self.info = info
         self.started = False
+        self.busy_since: float | None = None  # of time.monotonic(), while one is being called
         self.overriding = {
             hook: [one for one in callbacks if getattr(type(one), hook) is not getattr(Callback, hook)]
             for hook in HOOKS
@@ -133,7 +139,7 @@ class Callbacks:
     def episodes(self, rows: list[dict[str, Any]]) -> None:
         for callback in self.overriding["on_episode"]:
             for row in rows:
-                _named(callback, "on_episode", self.info, row)
+                self._named(callback, "on_episode", row)
 
     def evaluation(self, row: dict[str, Any]) -> None:
         self._call("on_evaluation", row)
@@ -141,7 +147,7 @@ class Callbacks:
     def iteration(self) -> None:
         """Call `on_iteration` and add the metrics that it returns."""
         for callback in self.overriding["on_iteration"]:
-            for name, value in (_named(callback, "on_iteration", self.info) or {}).items():
+            for name, value in (self._named(callback, "on_iteration") or {}).items():
                 if name in self.info.metrics:
                     raise TrainingError(f"{_name(callback)} returned the metric {name}, which the row has already")
                 try:
@@ -153,31 +159,37 @@ class Callbacks:
     def checkpoint(self, path: Path) -> None:
         self._call("on_checkpoint", path)
 
-    def stop(self) -> None:
-        """Call `on_stop` of all, also if one of them fails; the first error is raised."""
+    def stop(self, leave_out: Callback | None = None) -> None:
+        """Call `on_stop` of all once, also if one of them fails; the first error is raised."""
         if self.started:
+            self.started = False
+            self.overriding["on_stop"] = [one for one in self.overriding["on_stop"] if one is not leave_out]
             self._call("on_stop")
 
     def _call(self, hook: str, *more: Any) -> None:
         errors = []
         for callback in self.overriding[hook]:
             try:
-                _named(callback, hook, self.info, *more)
+                self._named(callback, hook, *more)
             except Exception as error:  # noqa: BLE001 - raised below
                 errors.append(error)
         if errors:
             raise errors[0]
 
-
-def _named(callback: Callback, hook: str, *arguments: Any) -> Any:
-    """Call one method; the error of a callback that is not fever's own names it."""
-    try:
-        return getattr(callback, hook)(*arguments)
-    except Exception as error:
-        if type(callback).__module__.startswith("fever."):
+    def _named(self, callback: Callback, hook: str, *arguments: Any) -> Any:
+        """Call one method; the error of a callback that is not fever's own names it."""
+        self.busy_since = time.monotonic()
+        try:
+            return getattr(callback, hook)(self.info, *arguments)
+        except KeyboardInterrupt:
             raise
-        what = str(error) if isinstance(error, FeverError) else f"{type(error).__name__}: {error}"
-        raise TrainingError(f"{_name(callback)} failed in {hook}: {what}") from error
+        except BaseException as error:  # sys.exit(), for example
+            if type(callback).__module__.startswith("fever."):
+                raise
+            what = str(error) if isinstance(error, FeverError) else f"{type(error).__name__}: {message_of(error)}"
+            raise TrainingError(f"{_name(callback)} failed in {hook}: {what}") from error
+        finally:
+            self.busy_since = None
 
 
 def _name(callback: Callback) -> str:
@@ -185,16 +197,32 @@ def _name(callback: Callback) -> str:
 
 
 class TensorBoard(Callback):
-    """Writes every row of metrics as TensorBoard's events; lists such as `epsilons` are left out."""
+    """Writes the run's settings and rows of metrics as TensorBoard's events; lists such as `epsilons` are left out.
+
+    The first 20,000 iterations are all written, of the next 20,000 every second, of the next 40,000 every fourth, and
+    so on; besides, those with an evaluation, and the last one.
+    """
 
     writer: EventWriter | None = None  # opened with the first row
+    left_out = False  # whether the last row was
 
     def on_iteration(self, info: TrainingInfo) -> None:
+        evaluated = "eval/return_mean" in info.metrics
+        self.left_out = not evaluated and info.iteration % stride(info.iteration, ALL_EVENTS) != 0
+        if not self.left_out:
+            self._write(info)
+
+    def _write(self, info: TrainingInfo) -> None:
         row = info.metrics
         scalars = {name: value for name, value in row.items() if isinstance(value, (int, float)) and name != "steps"}
-        self.writer = self.writer or EventWriter(info.run.path)
+        if self.writer is None:
+            self.writer = EventWriter(info.run.path, info.run.disk)
+            self.writer.begin(settings_of(info.config), experiment_of(info.config))
         self.writer.write(info.steps, scalars)
 
     def on_stop(self, info: TrainingInfo) -> None:
+        if self.left_out:
+            self._write(info)
         if self.writer is not None:
+            self.writer.end(info.summary is not None and info.summary["stop_reason"] != "failed")
             self.writer.close()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from fever.algos.registry import needs_trust
 from fever.config import RunConfig
 from fever.job import current_job
-from fever.text import PHASES, format_duration, format_number, sparkline
+from fever.text import PHASES, clean, format_duration, format_number, one_line, say, sparkline
 from fever.training.callbacks import Callback, TrainingInfo
 from fever.training.notebook import WIDTH, NotebookLive, in_notebook
 
@@ -95,7 +95,7 @@ class PlainDisplay(Display):
             self._print(line)
 
     def _print(self, text: str) -> None:
-        print(text, file=self.stream, flush=True)
+        say(text, self.stream)
 
 
 class LiveDisplay(Display):
@@ -113,7 +113,7 @@ class LiveDisplay(Display):
         self.rate = Rate()
 
     def message(self, text: str) -> None:
-        self.console.print(text, highlight=False, markup=False, style="dim")
+        self.console.print(clean(text), highlight=False, markup=False, style="dim")
 
     def start(self, config: RunConfig, path: Path) -> None:
         self.config, self.path = config, path
@@ -136,7 +136,7 @@ class LiveDisplay(Display):
 
     def finish(self, summary: dict[str, Any]) -> None:
         for line in closing_lines(summary):
-            self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+            self.console.print(clean(line), highlight=False, markup=False, soft_wrap=True)
 
     def _draw(self, row: dict[str, Any]) -> None:
         self.drawn, self.row = time.monotonic(), None
@@ -166,6 +166,8 @@ class LiveDisplay(Display):
             facts.add_row(*line)
         if row.get("worker_restarts"):
             facts.add_row("workers", f"{row['worker_restarts']} replaced", "")
+        if row.get("env_failures"):
+            facts.add_row("environments", f"{row['env_failures']} failed", "and were made anew")
         parts: list[RenderableType] = [bar, Text(), facts]
         shares = {label: row[name] for name, label in PHASES.items() if name in row}
         if shares:
@@ -173,8 +175,9 @@ class LiveDisplay(Display):
             for label, share in shares.items():
                 phases.add_row(label, ProgressBar(total=1.0, completed=share, width=20), f"{share:.0%}")
             parts += [Text(), phases]
-        title = f"{self.config.env} · {self.config.algo}"
-        return Panel(Group(*parts), title=title, subtitle=str(self.path), width=min(78, self.console.width))
+        title = Text(one_line(f"{self.config.env} · {self.config.algo}"))
+        place = Text(one_line(str(self.path)))
+        return Panel(Group(*parts), title=title, subtitle=place, width=min(78, self.console.width))
 
 
 class Rate:

@@ -12,8 +12,10 @@ from typing import Any
 from fever.config import RunConfig
 from fever.envs.make import make_envs
 from fever.envs.source import EnvContext, EnvSource
+from fever.envs.watchdog import close_quietly
 from fever.errors import FeverError
 from fever.policy.spaces import mismatch
+from fever.runs.checkpoint import Checkpoint
 from fever.runs.run import Run
 from fever.sampling.pool import Pool
 
@@ -21,11 +23,11 @@ TRIAL_WORKER = 1_000_000  # index of the worker that a trial environment believe
 METRIC_PREFIX = "env/"  # of the metrics that show changed arguments
 
 
-def kept_changes(config: RunConfig, run: Run, which: str) -> dict[str, Any]:
+def kept_changes(config: RunConfig, run: Run, checkpoint: Checkpoint) -> dict[str, Any]:
     """The changes that callbacks had made when a checkpoint was written, without arguments that the run is now resumed
     with another value of."""
     before = run.config.env_kwargs
-    changes = run.checkpoint(which).env_changes
+    changes = checkpoint.env_changes
     return {name: value for name, value in changes.items() if config.env_kwargs.get(name) == before.get(name)}
 
 
@@ -72,4 +74,4 @@ def _try_once(source: EnvSource, policy: dict[str, Any]) -> None:
                 raise FeverError(f"{source.name} with {source.kwargs} does not fit the run: it has {found}")
             envs.change(source.kwargs)  # refused by those that cannot
         finally:
-            envs.close()
+            close_quietly(source.name, envs.close, limited=True)

@@ -8,9 +8,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fever.algos.registry import find_provider
 from fever.config import RunConfig
 from fever.envs.contract import Envs
+from fever.envs.recovery import Failure
 from fever.envs.source import EnvContext, EnvSource
 from fever.errors import FeverError
 from fever.plugins.network import load_policy
@@ -18,18 +21,29 @@ from fever.policy import Params
 from fever.policy.spaces import mismatch
 from fever.runs.checkpoint import EVALUATION, TRAINING, Checkpoint, best_of
 from fever.runs.player import Player
+from fever.training.env_failures import failure_rules_of
 
 SEED = 2_000_000  # of the episodes; `fever eval` plays others, on which no checkpoint was chosen
 METRICS = {f"eval/{name}": name for name in ("return_mean", "return_std", "length_mean", "seconds")}
 BEST_SHARE = 0.03  # of the time may go into saving checkpoints because their scores of training are the best so far
 
 
-def check_can_evaluate(config: RunConfig) -> None:
-    """Refuse evaluation of an algorithm that is another library's: only its own checkpoints can be played."""
-    if config.eval_every is not None and find_provider(config.algo) is not None:
-        raise FeverError(
-            f"--eval-every: {config.algo} has its own evaluation; switch it on with the setting evaluation_interval"
-        )
+INSTEAD_IN_RLLIB = {  # field of a run -> what an algorithm of RLlib has in its place
+    "eval_every": "has its own evaluation; switch it on with the setting evaluation_interval",
+    "video_every": "is not filmed while it trains; film its checkpoints with fever watch",
+    "step_timeout": "steps its environments itself; it has the setting sample_timeout_s",
+    "reset_timeout": "resets its environments itself; it has the setting env_runner_health_probe_timeout_s",
+    "max_env_failures": "makes environments anew itself; it has the setting restart_failed_sub_environments",
+}
+
+
+def check_own_loop(config: RunConfig) -> None:
+    """Refuse what an algorithm of another library would ignore, because it has its own loop over environments."""
+    if find_provider(config.algo) is None:
+        return
+    for name, instead in INSTEAD_IN_RLLIB.items():
+        if getattr(config, name) != RunConfig.model_fields[name].default:
+            raise FeverError(f"--{name.replace('_', '-')}: {config.algo} {instead}")
 
 
 class Evaluation:
@@ -41,7 +55,10 @@ class Evaluation:
         self.every, self.policy = config.eval_every, load_policy(policy, {})
         source = EnvSource(source.target, {**source.kwargs, **config.eval_env_kwargs})
         assert isinstance(config.workers, int)
-        context = EnvContext(max(1, config.workers), workdir)  # an index that no sampler begins with
+        first = max(1, config.workers)  # no sampler begins with this index
+        context = EnvContext(first, workdir, failure_rules=failure_rules_of(config))
+        self.row: dict[str, Any] = {}  # of this iteration's evaluation, if there was one
+        self.weights: Params = {}  # that were evaluated last
         self.player = Player(source, config.eval_episodes, SEED, context)
         try:
             self.player.reset()  # some show only then that they have action masks
@@ -56,7 +73,7 @@ class Evaluation:
 
     def run(self, weights: Params) -> dict[str, Any]:
         """Evaluate these weights; returns the evaluation's row without the counters."""
-        self.policy.params = weights
+        self.policy.params = self.weights = weights
         scores = self.player.play(self.policy)
         summary = scores.summary()
         return {
@@ -67,10 +84,26 @@ class Evaluation:
             "seconds": round(scores.seconds, 4),
         }
 
+    @property
+    def score(self) -> float | None:
+        """The mean return of this iteration's evaluation; None if there was none."""
+        return self.row["return_mean"] if self.row else None
+
+    def drop_if_outdated(self, weights: Params) -> bool:
+        """Drop the row if these weights are others than those evaluated; whether that was so."""
+        if not self.row or all(np.array_equal(weights[name], value) for name, value in self.weights.items()):
+            return False
+        self.row = {}
+        return True
+
     def _check(self, envs: Envs) -> None:
         made_for = self.policy.observation, self.policy.action
         if found := mismatch(made_for, (envs.observation, envs.action)):
             raise FeverError(f"evaluation's environment does not fit training's: it has {found}")
+
+    def take_failures(self) -> list[Failure]:
+        """The environments' failures since the last call."""
+        return self.player.take_failures()
 
     def close(self) -> None:
         """Close the environments."""

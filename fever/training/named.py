@@ -10,6 +10,7 @@ from typing import Any
 from fever.config import RunConfig
 from fever.errors import FeverError
 from fever.plugins.names import import_name
+from fever.plugins.user_code import message_of
 from fever.training.callbacks import Callback
 
 LOGGERS = {  # named as text, because they import the trackers' libraries
@@ -44,8 +45,8 @@ def find_callback(word: str) -> tuple[str, Callable[..., Any], dict[str, Any]]:
 def _arguments(name: str, text: str) -> dict[str, Any]:
     try:
         values = json.loads(text, object_hook=lambda values: _without_secrets(name, values))
-    except ValueError as error:
-        raise FeverError(f"callback {name}: its arguments {text!r} are not JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise FeverError(f"callback {name}: its arguments {text[:1000]!r} are not JSON: {error}") from None
     if not isinstance(values, dict):
         raise FeverError(f'callback {name}: its arguments {text!r} must be a JSON object such as {{"size": 5}}')
     return values
@@ -65,8 +66,10 @@ def _make(word: str) -> Callback:
     name, factory, arguments = find_callback(word)
     try:
         callback = factory(**arguments)
-    except Exception as error:  # the user's code may raise anything
-        raise FeverError(f"callback {name} cannot be made: {type(error).__name__}: {error}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the user's code may raise anything, sys.exit() included
+        raise FeverError(f"callback {name} cannot be made: {type(error).__name__}: {message_of(error)}") from error
     if not isinstance(callback, Callback):
         kind = f"the class {callback.__name__}" if isinstance(callback, type) else f"a {type(callback).__name__}"
         raise FeverError(f"callback {name} gives {kind}, which is no object of fever.training.callbacks.Callback")

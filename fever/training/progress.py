@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fever.config import Stop
+from fever.files import as_count, as_list, as_number, as_seconds
 from fever.runs.checkpoint import stop_reason, window_mean
 from fever.text import INFO_PREFIX
+from fever.training.worker_table import WorkerTable
 
 if TYPE_CHECKING:
     from fever.algos.base import Iteration
@@ -27,15 +29,16 @@ class Progress:
     def __init__(self, stop: Stop) -> None:
         self.stop = stop
         self.iteration = self.episodes = 0
-        self.generation = 0  # how often the run was resumed
+        self.generation = 0  # how often the run was resumed, or Ray was started anew
         self.returns: deque[float] = deque(maxlen=max(stop.window, MOST))
         self.lengths: deque[int] = deque(maxlen=stop.window)
         self.range: tuple[float, float] | None = None  # the lowest and the highest return so far
         self.evaluates = False  # whether evaluations decide when the goal is reached
         self.evaluation: dict[str, Any] | None = None  # the latest: its steps and mean return
-        self.evaluation_seconds = 0.0  # of all evaluations, in all processes that trained the run
+        self.evaluation_seconds = 0.0  # of all evaluations and videos, in all processes that trained the run
         self.info_names: set[str] = set()
         self.steps_by_host: Counter[str] = Counter()  # since this process began
+        self.workers = WorkerTable()  # likewise
         self.seconds_before = 0.0  # of training, in the processes that this one continues
         self.begin: float | None = None  # when the loop began,
         self.end: float | None = None  # and when it ended
@@ -62,6 +65,7 @@ class Progress:
         rows = []
         for report in iteration.reports:
             self.steps_by_host[report.host] += report.steps
+            self.workers.add(report)
             for episode in report.episodes:
                 self.episodes += 1
                 if episode.counts:
@@ -134,14 +138,21 @@ class Progress:
         }  # fmt: skip
 
     def restore(self, iteration: int, state: dict[str, Any]) -> None:
-        """Continue from a checkpoint."""
-        self.iteration, self.episodes = iteration, state["episodes"]
-        self.seconds_before, self.generation = state["seconds"], state["generation"] + 1
-        self.returns.extend(state["returns"])
-        self.lengths.extend(state["lengths"])
-        self.range = state.get("range") or ((min(self.returns), max(self.returns)) if self.returns else None)
-        self.evaluation = state.get("evaluation") if self.evaluates else None
-        self.evaluation_seconds = state.get("evaluation_seconds", 0.0)
+        """Continue from a checkpoint. Raises `KeyError` or `ValueError` if its state is not one that was written."""
+        self.iteration, self.episodes = as_count(iteration), as_count(state["episodes"])
+        self.seconds_before, self.generation = as_seconds(state["seconds"]), as_count(state["generation"]) + 1
+        self.returns.extend(map(as_number, as_list(state["returns"])))
+        self.lengths.extend(map(as_count, as_list(state["lengths"])))
+        if bool(self.returns) is not bool(self.lengths):
+            raise ValueError("returns without lengths, or lengths without returns")
+        self.range = (min(self.returns), max(self.returns)) if self.returns else None
+        if state.get("range"):
+            low, high = map(as_number, as_list(state["range"]))
+            self.range = low, high
+        if self.evaluates and state.get("evaluation") is not None:
+            kept = state["evaluation"]
+            self.evaluation = {"steps": as_count(kept["steps"]), "return_mean": as_number(kept["return_mean"])}
+        self.evaluation_seconds = as_seconds(state.get("evaluation_seconds", 0.0))
 
 
 def phase_shares(iteration: Iteration, wall: float, workers: int) -> dict[str, float]:

@@ -9,16 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fever import layout
 from fever.algos.base import TakesWeights
 from fever.algos.registry import find_provider
 from fever.config import RunConfig
 from fever.errors import FeverError
-from fever.files import read_json
 from fever.job import START, JobFolder, current_job
-from fever.runs.checkpoint import WEIGHTS_PREFIX, Checkpoint
+from fever.runs.checkpoint import WEIGHTS_PREFIX, Checkpoint, read_checkpoint
 from fever.runs.run import Run
 from fever.training.setup import Prepared
+from fever.zoo.preset import blames, find_preset
 
 HEADS = (  # what algorithms choose themselves
     "outputs", "log_std", "value_head", "action_values", "dueling", "squashed", "quantiles",
@@ -54,7 +53,7 @@ def _find(config: RunConfig) -> Checkpoint:
     """The checkpoint that a resolved configuration names; in a job on a cluster, the copy that was sent along."""
     sent = _sent()
     if sent is not None:
-        return Checkpoint(sent, read_json(sent / layout.MANIFEST))
+        return read_checkpoint(sent)
     path, _, which = str(config.start_from).rpartition(":")
     return Run(Path(path)).checkpoint(which)
 
@@ -68,7 +67,7 @@ def _sent() -> Path | None:
 def pack_start(config: RunConfig, folder: JobFolder) -> None:
     """Put a copy of the checkpoint to begin with into a job's folder, which is sent to another machine."""
     shutil.rmtree(folder.path / START, ignore_errors=True)
-    shutil.copytree(_find(config).path, folder.path / START)
+    shutil.copytree(_find(config).path, folder.path / START, symlinks=True)  # a checkpoint has none of its own
 
 
 def take_weights(prepared: Prepared, say: Callable[[str], None]) -> Prepared:
@@ -78,17 +77,18 @@ def take_weights(prepared: Prepared, say: Callable[[str], None]) -> Prepared:
     """
     config = resolve(prepared.config)
     checkpoint, learner = _find(config), prepared.learner
-    there, here = checkpoint.manifest["policy"], json.loads(json.dumps(prepared.policy))
+    there, here = checkpoint.field("policy", dict), json.loads(json.dumps(prepared.policy))
     checkpoint.check_spaces(here["observation"], here["action"], config.env)
     if not isinstance(learner, TakesWeights):
         raise FeverError(
             f"--from {config.start_from}: {config.algo} has no method take_weights; see docs/algorithms.md"
         )
-    same = checkpoint.manifest["algo"] == config.algo
-    _check_network(there["network"], here["network"], ("log_std",) if same else HEADS, config)
+    same = checkpoint.field("algo", str) == config.algo
     arrays = checkpoint.arrays()
     weights = {k.removeprefix(WEIGHTS_PREFIX): arrays.pop(k) for k in [*arrays] if k.startswith(WEIGHTS_PREFIX)}
-    _check_normalisation(NORMALISED in weights, NORMALISED in learner.weights(), config)
+    with blames(find_preset(config, prepared.source.name, prepared.source.kwargs), config):
+        _check_network(there["network"], here["network"], ("log_std",) if same else HEADS, config)
+        _check_normalisation(NORMALISED in weights, NORMALISED in learner.weights(), config)
     weights = _with_same_meaning(weights, there["network"], here["network"])
     names = learner.take_weights(weights, arrays)
     taken, left = (list(dict.fromkeys(name.partition("/")[0] for name in some)) for some in names)

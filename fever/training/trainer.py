@@ -2,40 +2,51 @@
 
 from __future__ import annotations
 
-import json
 import logging
+import math
 import os
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from fever import layout
+from fever import last_resort, layout, signals
 from fever.config import RunConfig
 from fever.envs.source import EnvSource
-from fever.errors import FeverError
-from fever.runs.checkpoint import WEIGHTS_PREFIX, same_network
+from fever.envs.watchdog import WATCHDOG
+from fever.errors import FeverError, TrainingError
+from fever.plugins.user_code import as_exception
+from fever.runs.checkpoint import Checkpoint
 from fever.runs.facts import facts
 from fever.runs.player import alike_sentence
-from fever.runs.run import Run, trust_word
-from fever.sampling.ray_cluster import connect, is_elastic, try_everywhere
+from fever.runs.run import Run
+from fever.sampling.ray_cluster import connect, is_elastic, leave_private_ray
+from fever.sampling.ray_machines import try_everywhere
 from fever.signals import Interrupts
 from fever.training.callbacks import Callback, Callbacks, TensorBoard, TrainingInfo, check_callbacks
 from fever.training.display import Display
+from fever.training.emergency import Emergency, note_failure
 from fever.training.env_arguments import EnvArguments, kept_changes
-from fever.training.evaluation import METRICS, Best, Evaluation, check_can_evaluate
+from fever.training.env_failures import EnvFailures
+from fever.training.evaluation import METRICS, Best, Evaluation, check_own_loop
 from fever.training.logs import log_to_file
 from fever.training.named import make_callbacks, make_loggers
 from fever.training.progress import Progress, phase_shares
-from fever.training.result import Result
+from fever.training.ray_recovery import RayRecovery
+from fever.training.replay_saving import ReplaySaving
+from fever.training.result import Result, summarize
+from fever.training.state import TrainingState
+from fever.training.videos import make_videos
+from fever.training.worker_table import WorkerFile
 
 if TYPE_CHECKING:
     from fever.algos.base import Iteration
     from fever.sampling.pool import Pool
 
-REPLAY_SHARE = 0.05  # of the time may go into saving the replay buffer
+TIME_GRACE = 0.7  # seconds by which an iteration may exceed the limit of time before it is cut
+CUT_SECONDS = 0.9  # for the main thread to react to that, before another one saves the run in its place
 
 
 def train(
@@ -48,23 +59,8 @@ def train(
     return Trainer(config, source, display, callbacks).run()
 
 
-def resume(
-    run: Run,
-    config: RunConfig,
-    which: str = "last",
-    source: EnvSource | None = None,
-    display: Display | None = None,
-    callbacks: Sequence[Callback] = (),
-    trust: bool = False,
-) -> Result:
-    """Continue a run from a checkpoint with its configuration, whose stop rules may have changed. A checkpoint that
-    holds pickles is read only if `trust` is set."""
-    run.checkpoint(which).require(trust)
-    return Trainer(config, source, display, callbacks, run, which).run()
-
-
 class Trainer:
-    """One training, from an empty directory or from a checkpoint to a stop rule."""
+    """One training, from the beginning or from a checkpoint to a stop rule. With a run, in its directory."""
 
     def __init__(
         self,
@@ -73,39 +69,45 @@ class Trainer:
         display: Display | None = None,
         callbacks: Sequence[Callback] = (),
         run: Run | None = None,
-        which: str = "last",
+        checkpoint: Checkpoint | None = None,
     ) -> None:
         self.created = time.perf_counter()
         self.display = display or Display()
         check_callbacks(callbacks)
-        changes = kept_changes(config, run, which) if run is not None else {}
+        changes = kept_changes(config, run, checkpoint) if run is not None and checkpoint is not None else {}
         self.env = EnvArguments(source or EnvSource(config.env, config.env_kwargs), changes)
-        self.resuming, self.which = run, which
-        check_can_evaluate(config)
+        self.resuming, self.checkpoint = run, checkpoint
+        check_own_loop(config)
         from fever.training.setup import prepare
 
         named, loggers = make_callbacks(config), make_loggers(config)
-        self.prepared = prepare(config, self.source, self.display.message)
-        if config.start_from is not None and run is None:  # a resumed run has its own weights
+        self.prepared = prepare(config, self.source, self.display.message, resumed=run is not None)
+        if config.start_from is not None and checkpoint is None:  # a resumed run has its own weights
             from fever.training.start_from import take_weights
 
             self.prepared = take_weights(self.prepared, self.display.message)
         self.config, self.learner = self.prepared.config, self.prepared.learner
-        own = (*loggers, TensorBoard(), self.display)  # see the metrics of all others
-        self.listeners = (*named, *callbacks, *own)
+        seeing_all = *make_videos(self), *loggers, TensorBoard(), WorkerFile(self), self.display  # metrics of others
+        self.listeners = (*named, *callbacks, *seeing_all)
         self.progress = Progress(self.config.stop)
         self.progress.evaluates = self.config.eval_every is not None
+        self.env_failures = EnvFailures(self.config.max_env_failures, self.display.message)
         self.pool: Pool | None = None
         self.evaluation: Evaluation | None = None
         self.best = Best(self.config)
-        self.evaluated: dict[str, Any] = {}  # the row of this iteration's evaluation, if there was one
-        self.evaluated_weights: dict[str, Any] = {}
+        self.state = TrainingState(self.prepared, self.env, self.progress, self.best)
         self.closing = False
+        self.failure: Exception | None = None  # what has ended the loop
+        self.logged = True  # whether the row of the last iteration is written
+        self.all_saved = False  # whether nothing was learned since the last checkpoint and replay buffer were saved
         self.consistent = True  # whether the learner's state can be saved; not within an uninterruptible iteration
-        self.replay_due = 0.0  # when the replay buffer is to be saved again
+        self.saving = threading.Lock()  # held while a checkpoint is written
+        self.reason = ""  # why the loop has ended
+        self.saved = -math.inf  # when the last checkpoint was written: the first iteration is saved
         self.interrupts = Interrupts(self._say_that_it_waits, held=True)
+        self.replay = ReplaySaving(self.interrupts, self.display.message)
         self.seconds = {"setup": 0.0, "first_batch": 0.0, "iterations": 0.0}
-        self.seconds |= {"evaluation": 0.0, "checkpoints": 0.0, "stop": 0.0}
+        self.seconds |= {"evaluation": 0.0, "videos": 0.0, "checkpoints": 0.0, "stop": 0.0}
 
     @property
     def source(self) -> EnvSource:
@@ -129,10 +131,16 @@ class Trainer:
     def run(self) -> Result:
         """Train until a stop rule is met, a callback or a signal asks to stop, or something fails; leave a complete
         run directory."""
+        signals.check()  # those that came while learner and environment were made
         with self.interrupts:
             run = self.resuming or Run.create(self.config, facts())
+            run.disk.say = self.display.message
             self.info = TrainingInfo(self.config, run, env_kwargs=self.source.kwargs, change_env=self._change_env)
             self.callbacks = Callbacks(self.listeners, self.info)
+            resort = last_resort.IN_FORCE
+            if resort is not None:
+                resort.end = emergency = Emergency(self, run)
+                WATCHDOG.on_stuck = emergency.give_up
             try:
                 summary = self._run(run)
             except BaseException:
@@ -140,37 +148,53 @@ class Trainer:
                     self._stop_callbacks(run)
                 raise
             self._stop_callbacks(run)
+        run.disk.require_saved()
         return Result(run, summary)
 
     def _stop_callbacks(self, run: Run) -> None:
         """Tell the callbacks that the training is over; what they log goes to the run's log, if there is still one."""
-        with log_to_file(run.path / layout.LOG) if run.path.is_dir() else nullcontext():
+        with log_to_file(run.path / layout.LOG, run.disk) if run.path.is_dir() else nullcontext():
             self.callbacks.stop()
 
     def _run(self, run: Run) -> dict[str, Any]:
         """Train and close everything; returns the summary, which is written."""
         try:
             try:
-                reason = self._train(run)
+                reason = self.reason = self._train(run)
+            except Exception as error:
+                self.failure = error
+                raise
             finally:
+                if last_resort.IN_FORCE is not None:
+                    last_resort.IN_FORCE.expect_end(None)
                 self._close(run)
         except KeyboardInterrupt:
-            reason = self.interrupts.reason
+            reason = self.reason or self.interrupts.reason
         except Exception as error:
-            self._note_failure(run, error)
+            for line in note_failure(self, run, error):
+                self.display.message(line)
             raise
-        if not run.checkpoints():
-            run.discard()
-            what = "saved" if self.progress.iteration else "learned"
-            raise KeyboardInterrupt(f"before anything was {what}; nothing is left behind")
-        return self._write_summary(run, reason)
+        if not run.saved and not run.disk.unsaved:
+            ending = f"before anything was {'saved' if self.progress.iteration else 'learned'}; "
+            if self.resuming:
+                ending += f"{run.path} is as it was"
+            else:
+                run.discard()
+                ending += "nothing is left behind"
+            if reason == "time":
+                raise TrainingError(f"the time limit was reached {ending}")
+            raise KeyboardInterrupt(ending)
+        return self.write_summary(run, reason)
 
     def _train(self, run: Run) -> str:
         """Start the workers and iterate; returns why it stopped, with the state saved."""
         run.lock()
-        with log_to_file(run.path / layout.LOG):
-            if self.resuming:
-                self._restore(run)
+        with log_to_file(run.path / layout.LOG, run.disk), WATCHDOG.telling(self.display.message):
+            if self.checkpoint is not None:
+                self.state.restore(run, self.checkpoint)
+                self.saved = time.monotonic()
+            elif run.saved:
+                raise FeverError(f"{run.path} has got a checkpoint just now; resume it again")
             logging.info("training %s with %s", self.source.name, self.config.algo)
             with self.interrupts.allow():
                 pool = self._start(run)
@@ -180,39 +204,84 @@ class Trainer:
             self.info.metrics = self.progress.counters(self.learner.steps)
             try:
                 self.callbacks.start()
-                return self._loop(run, pool)
-            except Exception:
-                logging.exception("training failed")
+                self.progress.begin = time.perf_counter()
+                self.seconds["setup"] = self.progress.begin - self.created
+                self._limit_time()
+                return self._recovery(run).run(pool)
+            except KeyboardInterrupt:
                 raise
+            except BaseException as error:
+                logging.exception("training failed")
+                raise as_exception(error)  # noqa: B904 - itself, or its cause is set; a network may call sys.exit()
             finally:
                 self.progress.end = time.perf_counter()
                 if self.progress.iteration and self.consistent:
-                    self._leave_evaluated_policy()
+                    run.disk.try_now()
                     self._save(run, with_replay=True)
 
     def _start(self, run: Run) -> Pool:
-        """Start what gathers experience, with the replay buffer that a resumed run had saved."""
-        from fever.algos.base import SamplingContext
+        """Start what gathers experience, with the replay buffer that a resumed or restarted run had saved."""
+        from fever.training.setup import sampling_context
 
         count, workdir = self.config.workers, run.path.resolve() / layout.WORK
         assert isinstance(count, int)
-        if self.config.eval_every is not None:
+        if self.config.eval_every is not None and self.evaluation is None:
             self.evaluation = Evaluation(self.config, self.env.first, self.prepared.policy, workdir / "evaluation")
         if count or self.prepared.on_ray:
             workers = f" and {count} worker{'s' if count > 1 else ''}" if count else ""
             self.display.message(f"starting Ray{workers}")
             if is_elastic():
-                try_everywhere(connect(count), self.prepared.source)
-        place = SamplingContext(self.source, workdir, self.progress.generation, self.config.gpus_per_worker)
-        self.pool = pool = self.learner.start(place)
-        if self.prepared.all_cores is not None:
-            pool.track_cores(self.prepared.all_cores)
+                try_everywhere(connect(count or 1), self.prepared.source)
+        place = sampling_context(self.config, self.source, workdir, self.progress.generation)
+        try:
+            pool = self.learner.start(place)
+        except BaseException:
+            leave_private_ray()
+            raise
+        try:
+            self._fill(run, pool)
+        except BaseException:
+            pool.close()
+            raise
+        self.pool = pool  # only now: a pool that was not filled must never replace what is saved
+        return pool
+
+    def _fill(self, run: Run, pool: Pool) -> None:
+        """Say what a new pool is, and give it the replay buffer that was saved."""
+        if self.prepared.places is not None:
+            pool.track_machines(self.prepared.places)
         if pool.description:
             self.display.message(pool.description)
-        if pool.starts_alike() and not self.resuming:
-            self.display.message(f"note: {alike_sentence(self.source.name, 1, f'{self.config.envs} environments')}")
-        if self.resuming and (run.path / layout.REPLAY).is_dir():
-            pool.restore(run.path / layout.REPLAY)
+        if pool.starts_alike() and not self.progress.generation:
+            self.display.message(f"note: {alike_sentence(self.source.name, 1, 'the environments')}")
+        if self.checkpoint is not None or self.progress.generation:
+            self.replay.restore(run, pool)
+
+    def _recovery(self, run: Run) -> RayRecovery:
+        """Training that goes on after Ray has died."""
+        return RayRecovery(
+            train=lambda pool: self._loop(run, pool),
+            save=lambda: self._save(run, with_replay=False) if self.consistent else None,
+            restart=lambda: self._restart(run),
+            iteration=lambda: self.progress.iteration,
+            say=self.display.message,
+        )
+
+    def _restart(self, run: Run) -> Pool:
+        """Close the pool of a Ray that died, and start Ray and another pool; its random streams are new ones."""
+        from fever.replay.experience import Experience
+
+        assert self.pool is not None
+        restarts = self.pool.restarts
+        with self.interrupts.allow():
+            self.pool.close()
+            self.progress.generation += 1
+            pool = self._start(run)
+        pool.restarts += restarts + pool.count
+        if isinstance(pool, Experience):
+            self.display.message(
+                f"the replay buffer is the one saved last: {pool.added:,} transitions were added to it"
+            )
         return pool
 
     def _close(self, run: Run) -> None:
@@ -224,7 +293,7 @@ class Trainer:
         except Exception:
             logging.exception("the display failed")  # which does not change how the run has ended, either
         try:
-            with log_to_file(run.path / layout.LOG):
+            with log_to_file(run.path / layout.LOG, run.disk):
                 for opened in (self.pool, self.evaluation):
                     if opened is not None:
                         self._close_envs(opened)
@@ -245,29 +314,14 @@ class Trainer:
             logging.exception("closing failed")
             self.display.message(f"not all environments were closed: {type(error).__name__}: {error}")
 
-    def _note_failure(self, run: Run, error: Exception) -> None:
-        """Remove the directory if nothing was learned; otherwise record the failure and say how to continue."""
-        work = run.path / layout.WORK
-        if self.resuming is None and self.progress.iteration == 0:
-            if any(path.is_file() for path in work.rglob("*")):  # logs of a simulator, perhaps: why it failed
-                self.display.message(f"what the environments wrote is kept: {work}")
-            else:
-                run.discard()
-        elif self.progress.begin is not None:
-            self._write_summary(run, "failed", error=str(error))
-            kept = f"the last good checkpoint is kept; resume with: fever resume {run.path}{trust_word(self.config)}"
-            self.display.message(kept if run.checkpoints() else f"nothing was saved; what it wrote is in {run.path}")
-
     def _loop(self, run: Run, pool: Pool) -> str:
         """Iterate until a stop rule is met or a callback asks to stop; returns the reason."""
-        self.progress.begin = time.perf_counter()
-        self.seconds["setup"] = self.progress.begin - self.created
-        saved = time.monotonic()
         iterations = self.learner.train(pool)
         interrupts, uninterruptible = self.interrupts, self.prepared.uninterruptible
         reason = ""
         while not reason:
             interrupts.check()
+            self.all_saved = False
             began = time.perf_counter()
             self.consistent, interrupts.impatient = not uninterruptible, uninterruptible
             iteration = next(iterations)
@@ -275,18 +329,28 @@ class Trainer:
             wall = time.perf_counter() - began
             self.seconds["iterations" if self.seconds["first_batch"] else "first_batch"] += wall
             self._record(run, iteration, wall, pool)
+            self.env_failures.check()
             reason = self.progress.stop_reason(self.learner.steps) or self.info.stop_requested
             better = self.best.is_beaten(self.score) or self.info.checkpoint_requested
-            due = better or time.monotonic() - saved >= self.config.checkpoint_seconds
-            if due and not reason:
-                self._save(run, with_replay=time.monotonic() >= self.replay_due)
-                saved = time.monotonic()
+            due = better or time.monotonic() - self.saved >= self.config.checkpoint_seconds
+            if due and not reason and run.disk.ready():
+                self._save(run, with_replay=self.replay.due)
                 reason = self.info.stop_requested
         return reason
+
+    def _limit_time(self) -> None:
+        """Cut the iteration in which the stop rule by time is met; one that cannot be interrupted is waited for."""
+        if self.config.stop.seconds is None or self.prepared.uninterruptible:
+            return
+        left = self.config.stop.seconds - self.progress.seconds + TIME_GRACE
+        self.interrupts.limit_time(left)
+        if last_resort.IN_FORCE is not None:
+            last_resort.IN_FORCE.expect_end(left + CUT_SECONDS)
 
     def _record(self, run: Run, iteration: Iteration, wall: float, pool: Pool) -> None:
         """Count an iteration, call the callbacks, and write its row and those of its episodes."""
         episodes = self.progress.count(iteration, self.learner.steps)
+        self.env_failures.add(iteration.reports)
         sampled = sum(report.steps for report in iteration.reports)
         self.info.metrics = {
             **self.progress.counters(self.learner.steps),
@@ -294,139 +358,93 @@ class Trainer:
             **self.progress.statistics(),
             **phase_shares(iteration, wall, pool.count),
             "worker_restarts": pool.restarts,
+            "env_failures": self.env_failures.total,
             **self.env.metrics(),
             **iteration.metrics,
             **self.progress.info_means(episodes),
         }
+        self.logged = False
+        for notice in pool.take_notices():
+            self.display.message(notice)
         if episodes:
             run.log_episodes(episodes)
         try:
             interrupted = not self._evaluate(run)
             self.callbacks.episodes(episodes)
-            if self.evaluated:
-                self.callbacks.evaluation(self.evaluated)
+            if self.evaluation is not None and self.evaluation.row:
+                self.callbacks.evaluation(self.evaluation.row)
             self.callbacks.iteration()
         finally:
             run.log(self.info.metrics)
+            self.logged = True
         if interrupted:
             raise KeyboardInterrupt
 
     def _evaluate(self, run: Run) -> bool:
         """Evaluate the policy if it is time to, and add the metrics of that; False if a signal has interrupted it."""
-        steps, progress = self.learner.steps, self.progress
-        self.evaluated = {}
-        before = progress.evaluation["steps"] if progress.evaluation else 0
-        if self.evaluation is None or not self.evaluation.due(steps, before):
+        steps, progress, evaluation = self.learner.steps, self.progress, self.evaluation
+        if evaluation is None:
+            return True
+        evaluation.row = {}
+        if not evaluation.due(steps, progress.evaluation["steps"] if progress.evaluation else 0):
             return True
         began = time.perf_counter()
         try:
             with self.interrupts.allow():
-                self.evaluated_weights = self.learner.weights()
-                found = self.evaluation.run(self.evaluated_weights)
+                found = evaluation.run(self.learner.weights())
         except KeyboardInterrupt:
             return False
         finally:
             seconds = time.perf_counter() - began
             self.seconds["evaluation"] += seconds
             progress.evaluation_seconds += seconds
-        self.evaluated = {"iteration": progress.iteration, "steps": steps, **found}
+            self.env_failures.note(evaluation.take_failures())
+        evaluation.row = {"iteration": progress.iteration, "steps": steps, **found}
         progress.evaluation = {"steps": steps, "return_mean": found["return_mean"]}
         self.info.metrics |= {metric: found[name] for metric, name in METRICS.items()}
-        run.log_evaluation(self.evaluated)
+        run.log_evaluation(evaluation.row)
         return True
-
-    def _leave_evaluated_policy(self) -> None:
-        """Count an iteration that a signal has cut, if the policy has learned in it since its evaluation: the evaluated
-        policy's checkpoint is not replaced then, and its score is not that of another one."""
-        if self.evaluated:
-            now, then = self.learner.weights(), self.evaluated_weights
-            if any(not np.array_equal(now[name], then[name]) for name in then):
-                self.evaluated = {}
-                self.progress.iteration += 1
 
     @property
     def score(self) -> float | None:
         """The score of a checkpoint that is saved now: the mean of its evaluation, or the score of training if the run
         is not evaluated."""
-        if self.evaluation is not None:
-            return self.evaluated["return_mean"] if self.evaluated else None
-        return self.progress.score
+        return self.progress.score if self.evaluation is None else self.evaluation.score
 
-    def _save(self, run: Run, with_replay: bool) -> None:
-        """Write a checkpoint, and the replay buffer so rarely that it takes little of the time."""
-        assert self.pool is not None
+    def _save(self, run: Run, with_replay: bool) -> bool:
+        """Write a checkpoint, and with it the replay buffer. Returns whether the disk had room for the checkpoint."""
         began = time.perf_counter()
-        state = self.learner.state()
-        weights = {WEIGHTS_PREFIX + name: value for name, value in self.learner.weights().items()}
-        manifest = {
-            "env": self.source.name,
-            "algo": self.config.algo,
-            "iteration": self.progress.iteration,
-            "steps": self.learner.steps,
-            "score": self.score,
-            "score_of": self.best.kind,
-            "policy": self.prepared.policy,
-            "algorithm": state.facts,
-            "trainer": {**self.progress.state(), "env_changes": self.env.changes},
-        }
-        files = self.prepared.files
-        keep = self.config.checkpoint_keep
-        path = run.save_checkpoint({**state.arrays, **weights}, manifest, keep, files.save if files else None)
-        self.best.saved(self.score, time.perf_counter() - began)
-        if with_replay:
-            before = time.monotonic()
-            self.pool.save(run.path / layout.REPLAY)
-            now = time.monotonic()
-            self.replay_due = now + (now - before) / REPLAY_SHARE
+        with self.saving:
+            path = self.write_checkpoint(run)
+        if with_replay and path is not None:
+            self.replay.save(run, self.pool)
         self.seconds["checkpoints"] += time.perf_counter() - began
+        if path is None:
+            return False
+        self.saved = time.monotonic()
+        self.all_saved = with_replay
         self.info.checkpoint_requested = False
         self.callbacks.checkpoint(path)
+        return True
 
-    def _restore(self, run: Run) -> None:
-        """Continue counters, optimiser, schedules, statistics and the learner's random stream from a checkpoint."""
-        from fever.algos.base import State
+    def write_checkpoint(self, run: Run) -> Path | None:
+        """Write the learner's state; the caller holds `saving`. Returns the checkpoint's folder, or None if the disk
+        has no room for it.
 
-        checkpoint = run.checkpoint(self.which)
-        kept, now = checkpoint.manifest["policy"], self.prepared.policy
-        checkpoint.check_spaces(now["observation"], now["action"], self.source.name)
-        if not same_network(kept, json.loads(json.dumps(now))):
-            where = run.path / layout.CONFIG
-            raise FeverError(f"{checkpoint.path} has another network; restore the network settings in {where}")
-        arrays = checkpoint.arrays()
-        weights = {k.removeprefix(WEIGHTS_PREFIX): arrays.pop(k) for k in [*arrays] if k.startswith(WEIGHTS_PREFIX)}
-        self.learner.restore(State(arrays, checkpoint.manifest["algorithm"]), weights)
-        if self.prepared.files is not None:
-            self.prepared.files.restore(checkpoint.files)
-        self.progress.restore(checkpoint.iteration, checkpoint.manifest["trainer"])
-        self.best.restore([one for one in run.checkpoints() if one.iteration <= checkpoint.iteration])
-        reason = self.progress.stop_reason(self.learner.steps)
-        if reason:
-            how = f"raise it with --stop-{reason}, or give another rule"
-            raise FeverError(f"{run.path} has met its stop rule ({reason}) already; {how}")
+        An iteration that a signal has cut is counted if the policy has learned in it since its evaluation: the
+        evaluated policy's checkpoint is not replaced then, and its score is not that of another one.
+        """
+        if self.evaluation is not None and self.evaluation.drop_if_outdated(self.learner.weights()):
+            self.progress.iteration += 1
+        return self.state.write(run, self.score)
 
-    def _write_summary(self, run: Run, reason: str, **more: Any) -> dict[str, Any]:
+    def write_summary(self, run: Run, reason: str, **more: Any) -> dict[str, Any]:
         """Write how the run ended, and return it."""
-        seconds, steps = self.progress.seconds, self.learner.steps
-        statistics, sampling = self.progress.statistics(), seconds - self.progress.evaluation_seconds
-        self.info.summary = summary = {
-            "run": str(run.path),
-            "env": self.source.name,
-            "algo": self.config.algo,
-            "workers": self.config.workers,
-            "envs": self.config.envs,
-            "seed": self.config.seed,
-            "iterations": self.progress.iteration,
-            "steps": steps,
-            "episodes": self.progress.episodes,
-            "seconds": round(seconds, 3),
-            "steps_per_second": round(steps / sampling, 1) if sampling > 0 else 0.0,
-            "return_mean": statistics.get("return_mean"),
-            "length_mean": statistics.get("length_mean"),
-            "evaluation": self.progress.evaluation,
-            "stop_reason": reason,
-            "hosts": dict(self.progress.steps_by_host),  # steps by where they were taken, since this process began
-            "breakdown": {name: round(value, 3) for name, value in self.seconds.items()},
-            **more,
-        }
+        summary = summarize(run, self.config, self.source.name, self.progress, self.learner.steps, self.prepared.preset)
+        summary |= {"env_failures": self.env_failures.total, "stop_reason": reason}
+        other = time.perf_counter() - self.created - sum(self.seconds.values())  # rows, callbacks, cut iterations
+        spent = {**self.seconds, "other": other}
+        summary |= {"breakdown": {name: round(seconds, 3) for name, seconds in spent.items()}, **more}
+        self.info.summary = summary
         run.write_summary(summary)
         return summary

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ray.train._internal.session import _TrainingResult
 from ray.tune import Checkpoint, PlacementGroupFactory, Trainable
 
+from fever.errors import TrainingError
 from fever.job import JOB
 from fever.sampling.ray_cluster import WORKER_VARIABLES
 
 COMPILED = "JAX_COMPILATION_CACHE_DIR"  # most trials compile the same programs, which takes seconds
+REPORT_SECONDS = 2.0  # for Ray Tune to receive the last report of a process
 ONE_CORE = {
     **WORKER_VARIABLES,
     "PJRT_NPROC": "1",
@@ -44,6 +47,11 @@ class TrialActor(Trainable):
         sys.path.extend(path for path in self.places if path not in sys.path)
         import ray.cloudpickle
 
+        from fever.envs.watchdog import WATCHDOG
+        from fever.signals import ignore_job_signals
+
+        ignore_job_signals()
+        WATCHDOG.on_stuck = self._give_up
         self.plan, self.source = ray.cloudpickle.loads(self.packed)
         self.folder = self.plan.folder.local()
         here = self.folder.store is None
@@ -60,6 +68,13 @@ class TrialActor(Trainable):
 
     def step(self) -> dict[str, Any]:
         return self.trial.next()
+
+    def _give_up(self, text: str) -> None:
+        """Fail the trial because its environment is stuck; no signal interrupts the thread that trains. Then end the
+        process: it can be used for no other trial."""
+        self.trial.reports.put(TrainingError(text))
+        time.sleep(REPORT_SECONDS)
+        os._exit(1)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         self.trial.end()

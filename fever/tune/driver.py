@@ -9,29 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fever.runs.disk import Disk
 from fever.training.logs import log_to_file
 
 
 @contextmanager
-def quiet(log: Path) -> Iterator[None]:
-    """Send log records and all warnings of libraries to the log."""
-    with log_to_file(log), warnings.catch_warnings():
+def quiet(log: Path, disk: Disk) -> Iterator[None]:
+    """Send log records and all warnings of libraries to the log; on a full disk they wait."""
+    with log_to_file(log, disk), warnings.catch_warnings():
         warnings.simplefilter("default")
         yield
-
-
-@contextmanager
-def ray_messages_to_log() -> Iterator[None]:
-    """Send to the log what Ray prints about its processes, for example that one has died."""
-    from ray._private import worker
-
-    send_to_root("ray")  # importing it has set up handlers of its own
-    kept = worker.print_to_stdstream
-    worker.print_to_stdstream = lambda data, ignore_prefix: logging.warning("Ray: %s", "\n".join(data["lines"]))
-    try:
-        yield
-    finally:
-        worker.print_to_stdstream = kept
 
 
 def send_to_root(name: str) -> None:

@@ -7,16 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from fever.errors import FeverError
-from fever.runs.plot import COLOURS
+from fever.runs.plot import COLOURS, GREY, drawing, entitle, headline
 from fever.tune.records import FAILED, STOPPED, Record
 from fever.tune.space import Dimension, Space
 from fever.tune.table import plain
 
-GREY = "#868e96"
-
 
 def draw(records: list[Record], space: Space, title: str, path: Path) -> Path:
     """Draw scores over trials, and one panel for every setting that was searched; returns `path`."""
+    with drawing():
+        return _draw(records, space, title, path)
+
+
+def _draw(records: list[Record], space: Space, title: str, path: Path) -> Path:
     import matplotlib
 
     matplotlib.use("agg")
@@ -35,7 +38,7 @@ def draw(records: list[Record], space: Space, title: str, path: Path) -> Path:
         axis.spines[["top", "right"]].set_visible(False)
     for axis in axes.flat[panels:]:
         axis.set_visible(False)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
+    headline(figure, title)
     try:
         figure.savefig(path, dpi=120)
     except OSError as error:
@@ -89,12 +92,12 @@ def _draw_setting(axis: Any, records: list[Record], name: str, dimension: Dimens
             axis.scatter(*zip(*points, strict=True), s=16, color=colour)
     _mark_failed(axis, [place(one) for one in records if one.state == FAILED])
     if places:
-        axis.set_xticks(list(places.values()), list(places), fontsize=8)
+        axis.set_xticks(list(places.values()), list(places), fontsize=8, parse_math=False)
         axis.set_xlim(-0.5, len(places) - 0.5)
     elif dimension.logarithmic:
         axis.set_xscale("log")
         axis.set_xlim(dimension.low, dimension.high)
-    axis.set_title(name, loc="left", fontsize=11)
+    entitle(axis, name)
 
 
 def _mark_failed(axis: Any, places: list[float]) -> None:

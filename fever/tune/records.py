@@ -12,7 +12,8 @@ from typing import Any
 
 from fever import layout
 from fever.config import RunConfig
-from fever.files import open_to_append, read_lines, write_atomically
+from fever.files import read_lines, write_atomically
+from fever.runs.disk import Appender
 from fever.runs.run import to_yaml
 
 WAITING, RUNNING, FINISHED, STOPPED, FAILED = "waiting", "running", "finished", "stopped early", "failed"
@@ -38,10 +39,9 @@ class Record:
         return self.state in (FINISHED, STOPPED, FAILED)
 
 
-def append(path: Path, record: Record) -> None:
-    """Append the row of a trial that has ended."""
-    with open_to_append(path) as file:
-        file.write(json.dumps(asdict(record)) + "\n")
+def append(file: Appender, record: Record) -> None:
+    """Append the row of a trial that has ended; on a full disk it waits."""
+    file.write(f"{json.dumps(asdict(record))}\n".encode())
 
 
 def read(path: Path) -> dict[int, Record]:

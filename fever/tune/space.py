@@ -1,8 +1,7 @@
-"""The search space: parses expressions such as `loguniform(1e-5,1e-2)`, without executing anything."""
+"""The search space: what the expressions of a search stand for, and what Ray Tune makes of them."""
 
 from __future__ import annotations
 
-import ast
 import json
 import math
 import re
@@ -11,15 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from fever.algos.registry import check_settings, find_provider
 from fever.errors import FeverError
+from fever.expressions import read_expression, refusal
 
 if TYPE_CHECKING:
     from fever.config import RunConfig
 
-ALLOWED = (
-    "uniform(low,high), loguniform(low,high), quniform(low,high,step), randint(low,high) and lograndint(low,high) "
-    "(whole numbers below high), choice(value,value,...)"
-)
-WORDS = {"true": True, "false": False, "null": None, "none": None}  # as YAML and Python write them
 BOUNDS = {"uniform": 2, "loguniform": 2, "quniform": 3, "randint": 2, "lograndint": 2}  # function -> its arguments
 INSIDE = 1e-9  # share of a range by which checked values lie inside it: a bound itself is hardly ever drawn
 
@@ -148,64 +143,33 @@ def parse(space: dict[str, str]) -> Space:
 
 def parse_dimension(name: str, text: str) -> Dimension:
     """Read one expression."""
-    try:
-        call = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError):
-        raise _refusal(name, text, "it is not a function with values in parentheses") from None
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.keywords:
-        raise _refusal(name, text, "it is not a function with values in parentheses")
-    function = call.func.id
-    values = [_literal(name, text, argument) for argument in call.args]
+    function, values = read_expression(name, text)
     if function == "choice":
         if not values:
-            raise _refusal(name, text, "choice needs at least one value")
+            raise refusal(name, text, "choice needs at least one value")
         return Dimension(function, values=tuple(values))
     if function not in BOUNDS:
-        raise _refusal(name, text, f"there is no {function}")
+        raise refusal(name, text, f"there is no {function}")
     _check_bounds(name, text, function, values)
     return Dimension(function, *values)
 
 
 def _check_bounds(name: str, text: str, function: str, values: list[Any]) -> None:
     if len(values) != BOUNDS[function]:
-        raise _refusal(name, text, f"{function} takes {BOUNDS[function]} numbers")
+        raise refusal(name, text, f"{function} takes {BOUNDS[function]} numbers")
     if any(isinstance(value, bool) or not isinstance(value, (int, float)) for value in values):
-        raise _refusal(name, text, f"{function} takes numbers")
+        raise refusal(name, text, f"{function} takes numbers")
     low, high = values[:2]
     if low >= high:
-        raise _refusal(name, text, "the first number must be the smaller one")
+        raise refusal(name, text, "the first number must be the smaller one")
     if function.startswith("log") and low <= 0:
-        raise _refusal(name, text, f"{function} takes numbers above 0")
+        raise refusal(name, text, f"{function} takes numbers above 0")
     if function.endswith("randint") and not all(float(value).is_integer() for value in values):
-        raise _refusal(name, text, f"{function} takes whole numbers")
+        raise refusal(name, text, f"{function} takes whole numbers")
     if function == "quniform" and not 0 < values[2] <= high - low:
-        raise _refusal(name, text, "the step must be above 0 and fit into the range")
+        raise refusal(name, text, "the step must be above 0 and fit into the range")
     if function == "quniform" and not all(math.isclose(one / values[2], round(one / values[2])) for one in (low, high)):
-        raise _refusal(name, text, "the first two numbers must be multiples of the step")
-
-
-def _literal(name: str, text: str, node: ast.expr) -> Any:
-    """A value as Python or YAML writes it. A bare word is a string; tuples become lists, as in YAML."""
-    if isinstance(node, ast.Name):
-        return WORDS.get(node.id.lower(), node.id)
-    if isinstance(node, (ast.List, ast.Tuple)):
-        return [_literal(name, text, one) for one in node.elts]
-    if isinstance(node, ast.Dict) and all(node.keys):
-        return {
-            str(_literal(name, text, key)): _literal(name, text, value)
-            for key, value in zip(node.keys, node.values, strict=True)
-            if key is not None
-        }
-    try:
-        value = ast.literal_eval(node)
-        json.dumps(value, allow_nan=False)
-    except (ValueError, TypeError, SyntaxError):
-        raise _refusal(name, text, f"{ast.unparse(node)} is not a value") from None
-    return value
-
-
-def _refusal(name: str, text: str, why: str) -> FeverError:
-    return FeverError(f"{name}={text} cannot be searched: {why}; allowed are {ALLOWED}")
+        raise refusal(name, text, "the first two numbers must be multiples of the step")
 
 
 def check_space(config: RunConfig, space: Space) -> None:

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from fever import layout
-from fever.files import read_json
+from fever.files import read_json, refuse_link
 from fever.runs.mirror import Exchange, Mirror, RemoteFolderGone, answer
 
+STORE_SECONDS = 600  # for the driver's machine to answer a request, which may hold a checkpoint
 LEFT_OUT = (f"{layout.WORK}/", f"{layout.REPLAY}/", layout.LOCK)  # environments' own files, and what can be regained
 
 
@@ -59,22 +60,31 @@ class TrialFolder:
     root: Path
     store: Any
 
+    def place(self, name: str) -> Path:
+        """The local path of a subfolder, which is about to be written. Raises `FeverError` if it leads elsewhere."""
+        path = self.root / name
+        for part in (*reversed(path.relative_to(self.root).parents[:-1]), path.relative_to(self.root)):
+            refuse_link(self.root / part)
+        return path
+
     def send(self, name: str) -> None:
         """Make the driver's copy of a subfolder equal to the local one; returns when it is."""
         if self.store is not None and (self.root / name).is_dir():
             self._mirror(name).push(skip=LEFT_OUT)
 
     def fetch(self, name: str) -> Path:
-        """Make the local copy of a subfolder equal to the driver's, if the driver has it; returns the local path."""
+        """Make the local copy of a subfolder equal to the driver's, if the driver has it; returns the local path.
+        Raises `FeverError` if that is a symbolic link: a trial's run is resumed, pruned and removed."""
+        path = self.place(name)
         if self.store is not None:
             with suppress(RemoteFolderGone):
                 self._mirror(name).pull(skip=LEFT_OUT)
-        return self.root / name
+        return path
 
     def _mirror(self, name: str) -> Mirror:
         import ray
 
-        exchange = Exchange(lambda requests: ray.get(self.store.answer.remote(requests)))
+        exchange = Exchange(lambda requests: ray.get(self.store.answer.remote(requests), timeout=STORE_SECONDS))
         return Mirror(self.root / name, name, exchange, exchange, prune=("",))  # of both sides only one is right
 
     def close(self) -> None:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from fever import layout
 from fever.config import RunConfig
-from fever.text import format_duration, format_number
-from fever.training.display import for_audience, make_live
+from fever.text import format_duration, format_number, one_line
+from fever.training.display import for_audience
+from fever.training.many_runs import Lines, LivePanel
 from fever.tune.records import FAILED, FINISHED, RUNNING, STOPPED, WAITING, Record, best_of, ranked
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
 
-REFRESH_SECONDS = 0.5  # of the table
-LINE_SECONDS = 10.0  # between plain lines
 STYLES = {RUNNING: "cyan", FAILED: "red", STOPPED: "dim", WAITING: "dim", FINISHED: ""}
 
 
@@ -44,25 +42,15 @@ class SearchDisplay:
         """Show how the search ended."""
 
 
-class PlainTable(SearchDisplay):
+class PlainTable(Lines, SearchDisplay):
     """A line for every trial that has ended, and one about all of them every few seconds."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self.stream = stream
-        self.began = self.printed = time.monotonic()
-
-    def message(self, text: str) -> None:
-        print(text, file=self.stream, flush=True)
 
     def start(self, config: RunConfig, path: Path, trials: int, cores: float) -> None:
         self.trials, self.cores = trials, cores
-        self.began = self.printed = time.monotonic()
-        self.message(f"searching settings of {config.algo} on {config.env} in {path}")
+        self.begin(f"searching settings of {config.algo} on {config.env} in {path}")
 
     def update(self, records: list[Record]) -> None:
-        if time.monotonic() - self.printed >= LINE_SECONDS:
-            self.printed = time.monotonic()
-            self.message(header(records, self.trials, self.printed - self.began, self.cores))
+        self.now_and_then(lambda seconds: header(records, self.trials, seconds, self.cores))
 
     def ended(self, record: Record) -> None:
         numbers = f"score {format_number(record.score)}, return {format_number(record.return_mean)}"
@@ -70,42 +58,26 @@ class PlainTable(SearchDisplay):
         self.message(f"trial {record.number} {record.state}: {what}  ({settings_text(record.settings)})")
 
     def finish(self, summary: dict[str, Any]) -> None:
-        for line in closing_lines(summary):
-            self.message(line)
+        self.print_all(closing_lines(summary))
 
 
-class LiveTable(SearchDisplay):
+class LiveTable(LivePanel, SearchDisplay):
     """A table that is redrawn in place, the best trials first."""
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self.live = make_live(console)
-        self.drawn = 0.0
-
-    def message(self, text: str) -> None:
-        self.console.print(text, highlight=False, markup=False, style="dim")
 
     def start(self, config: RunConfig, path: Path, trials: int, cores: float) -> None:
         self.config, self.path, self.trials, self.cores = config, path, trials, cores
-        self.began = time.monotonic()
-        self.live.start()
+        self.begin()
 
     def update(self, records: list[Record]) -> None:
-        if time.monotonic() - self.drawn >= REFRESH_SECONDS:
-            self.drawn = time.monotonic()
-            self.live.update(self._panel(records), refresh=True)
+        self.redraw(lambda seconds: self._panel(records, seconds))
 
     def ended(self, record: Record) -> None:
         self.drawn = 0.0
 
-    def stop(self) -> None:
-        self.live.stop()
-
     def finish(self, summary: dict[str, Any]) -> None:
-        for line in closing_lines(summary):
-            self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        self.print_all(closing_lines(summary))
 
-    def _panel(self, records: list[Record]) -> RenderableType:
+    def _panel(self, records: list[Record], seconds: float) -> RenderableType:
         from rich.console import Group
         from rich.panel import Panel
         from rich.table import Table
@@ -116,7 +88,7 @@ class LiveTable(SearchDisplay):
         table = Table(box=None, header_style="bold", pad_edge=False)
         table.add_column("trial", justify="right")
         for name in names:
-            table.add_column(name)
+            table.add_column(Text(one_line(name)))
         table.add_column("state")
         for name in ("steps", "return", "score"):
             table.add_column(name, justify="right")
@@ -124,15 +96,15 @@ class LiveTable(SearchDisplay):
         for record in ranked(records)[:room]:
             values = [plain(record.settings.get(name)) for name in names]
             figures = (f"{record.steps:,}", format_number(record.return_mean), format_number(record.score))
-            row = [Text(text) for text in (str(record.number), *values, record.state, *figures)]
+            row = [Text(one_line(text)) for text in (str(record.number), *values, record.state, *figures)]
             table.add_row(*row, style=STYLES[record.state])
         parts: list[RenderableType] = [
-            Text(header(records, self.trials, time.monotonic() - self.began, self.cores)), Text(), table
+            Text(header(records, self.trials, seconds, self.cores)), Text(), table
         ]  # fmt: skip
         if len(records) > room:
             parts.append(Text(f"and {len(records) - room} more", style="dim"))
-        title = f"{self.config.env} · {self.config.algo}"
-        return Panel(Group(*parts), title=title, subtitle=str(self.path))
+        title = Text(one_line(f"{self.config.env} · {self.config.algo}"))
+        return Panel(Group(*parts), title=title, subtitle=Text(one_line(str(self.path))))
 
 
 def header(records: list[Record], trials: int, seconds: float, cores: float) -> str:

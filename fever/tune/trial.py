@@ -23,7 +23,7 @@ from fever.algos.registry import find_provider
 from fever.config import RunConfig
 from fever.envs.source import EnvSource
 from fever.errors import FeverError, TrainingError
-from fever.files import read_json, write_atomically
+from fever.files import read_json, refuse_link, write_atomically
 from fever.runs.facts import facts
 from fever.runs.run import Run
 from fever.training.callbacks import Callback, TrainingInfo
@@ -36,7 +36,9 @@ REPORT_SECONDS = 1.0  # but at most this long
 SEND_SECONDS = 20.0  # between two copies of a trial's files from another machine to the driver's
 PERTURBATIONS = 8  # parts of a trial's budget; after each it may be copied, or continue from another's copy
 ENDED = ("reward", "steps", "iterations", "time")  # stop reasons of a run that needs no more
-HISTORY = (layout.METRICS, layout.EPISODES, layout.EVALUATIONS)  # what a copy of a run has besides a checkpoint
+HISTORY = (  # what a copy of a run has besides a checkpoint
+    layout.METRICS, layout.EPISODES, layout.OLD_EPISODES, layout.EVALUATIONS
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,8 @@ class Trial(Callback):
 
     def _run(self, index: int) -> None:
         """Train one seed to its end, from its last checkpoint if it has one."""
-        from fever.training import trainer
+        from fever.training.resume import resume
+        from fever.training.trainer import train
 
         config = self.plan.run_config(self.number, self.settings, index, self.folder.root)
         name = f"{layout.TRIALS}/{config.name}"
@@ -142,9 +145,9 @@ class Trial(Callback):
         self.parts = int(PERTURBATIONS * self.curve.share)
         try:
             if run is None:
-                reason = trainer.train(config, self.source, callbacks=[self]).stop_reason
+                reason = train(config, self.source, callbacks=[self]).stop_reason
             elif not reason:
-                reason = trainer.resume(run, config, "last", self.source, callbacks=[self], trust=True).stop_reason
+                reason = resume(run, config, "last", self.source, callbacks=[self], trust=True).stop_reason
         finally:
             self.folder.send(name)
         if reason not in ENDED or self.stopping:
@@ -157,7 +160,9 @@ class Trial(Callback):
         self.seconds_before += self.curve.row["seconds"]
 
     def _previous_run(self, path: Path, config: RunConfig) -> Run | None:
-        """The run that an interrupted search left for this trial, or None. A run with other settings is removed."""
+        """The run that an interrupted search left for this trial, or None. A run with other settings is removed. Raises
+        `FeverError` if it is a link to some other run."""
+        refuse_link(path)
         if not (path / layout.CONFIG).is_file():
             shutil.rmtree(path, ignore_errors=True)
             return None
@@ -248,25 +253,31 @@ class Trial(Callback):
     # copies, for population-based training
 
     def copy(self, name: str) -> bool:
-        """Copy the last checkpoint and the metrics to a folder of this name; False if there is no checkpoint yet."""
+        """Copy the last checkpoint and the metrics to a folder of this name; False if there is no checkpoint yet, or
+        no room for the copy."""
         path = self.folder.root / layout.TRIALS / run_name(self.number)
         found = Run(path).checkpoints()
         if not found:
             return False
-        target = self.folder.root / name
+        target = self.folder.place(name)
         shutil.rmtree(target, ignore_errors=True)
-        shutil.copytree(found[-1].path, target / layout.CHECKPOINTS / found[-1].path.name)
-        for file in HISTORY:
-            if (path / file).is_file():
-                shutil.copy(path / file, target / file)
         origin = {"copy": name, "trial": self.number, "steps": found[-1].manifest["steps"]}
-        write_atomically(target / layout.ORIGIN, json.dumps(origin) + "\n")
+        try:
+            shutil.copytree(found[-1].path, target / layout.CHECKPOINTS / found[-1].path.name)
+            for file in HISTORY:
+                if (path / file).is_file():
+                    shutil.copy(path / file, target / file)
+            write_atomically(target / layout.ORIGIN, json.dumps(origin) + "\n")
+        except OSError as error:  # a full disk
+            logging.warning("trial %d is not copied: %s", self.number, error)
+            shutil.rmtree(target, ignore_errors=True)
+            return False
         self.folder.send(name)
         return True
 
     def adopt(self, name: str) -> None:
         """Continue from another trial's copy, with this trial's settings. A copy that is this trial's own, that it has
-        continued from already, or that is gone changes nothing."""
+        continued from already, that is gone, or that the disk has no room for changes nothing."""
         copy = self.folder.fetch(name)
         if not (copy / layout.ORIGIN).is_file():
             logging.warning("trial %d continues from its own checkpoint: %s is gone", self.number, name)
@@ -278,12 +289,18 @@ class Trial(Callback):
         config = self.plan.run_config(self.number, self.settings, 0, self.folder.root)
         path = self.folder.fetch(f"{layout.TRIALS}/{config.name}")
         run = Run(path) if (path / layout.CONFIG).is_file() else Run.create(config, facts())
-        for part in (layout.CHECKPOINTS, *HISTORY, layout.SUMMARY):
-            shutil.rmtree(path / part, ignore_errors=True)
-            (path / part).unlink(missing_ok=True)
-        shutil.copytree(copy, path, dirs_exist_ok=True, ignore=shutil.ignore_patterns(layout.ORIGIN))
+        run.refuse_links()
+        new = path.with_name(f".{path.name}.adopted")  # complete before anything of the trial's own is removed
+        shutil.rmtree(new, ignore_errors=True)
+        try:
+            shutil.copytree(copy, new, ignore=shutil.ignore_patterns(layout.ORIGIN))
+            write_atomically(new / layout.COPIED, json.dumps({"list": [*copied, origin]}) + "\n")
+        except OSError as error:  # a full disk
+            logging.warning("trial %d continues from its own checkpoint: %s", self.number, error)
+            shutil.rmtree(new, ignore_errors=True)
+            return
+        _take_over(path, new)
         run.write_config(config)
-        write_atomically(path / layout.COPIED, json.dumps({"list": [*copied, origin]}) + "\n")
         self.folder.send(f"{layout.TRIALS}/{config.name}")
 
     def _copied(self) -> list[dict[str, Any]]:
@@ -291,3 +308,13 @@ class Trial(Callback):
         if not self.plan.copies:
             return []
         return read_list(self.folder.root / layout.TRIALS / run_name(self.number) / layout.COPIED)
+
+
+def _take_over(path: Path, new: Path) -> None:
+    """Replace what a run has learned by what is in the folder `new`."""
+    for name in (layout.CHECKPOINTS, *HISTORY, layout.SUMMARY):
+        shutil.rmtree(path / name, ignore_errors=True)
+        (path / name).unlink(missing_ok=True)
+    for part in new.iterdir():
+        part.replace(path / part.name)
+    new.rmdir()

@@ -15,7 +15,7 @@ from ray.tune.search.basic_variant import BasicVariantGenerator
 from fever import layout
 from fever.runs.run import Run
 from fever.sampling.ray_cluster import Cluster
-from fever.sampling.ray_pool import absolute_sys_path
+from fever.system import absolute_sys_path
 from fever.tune.actor import TrialActor
 from fever.tune.driver import send_to_root
 from fever.tune.score import BUDGET
@@ -125,8 +125,8 @@ def trial_bundles(study: Study, cluster: Cluster) -> list[dict[str, float]]:
     search, workers, config = study.search, study.workers, study.config
     largest = max(machine.cores for machine in cluster.machines())
     gpus = config.gpus_per_worker * workers + (config.device == "gpu")
-    bundles = study.bundles or [{"CPU": 1 + workers - (SLACK if workers else 0.0), "GPU": gpus}]
-    if study.bundles is not None and not gpus and not cluster.ray.cluster_resources().get("GPU"):
+    bundles = study.bundles or [{"CPU": study.cores - (SLACK if workers else 0.0), "GPU": gpus}]
+    if study.bundles is not None and not gpus and not cluster.ask(cluster.ray.cluster_resources).get("GPU"):
         bundles = [{**bundle, "GPU": 0.0} for bundle in bundles]  # it learns without one then
     bundles = [kept for bundle in bundles if (kept := {name: amount for name, amount in bundle.items() if amount})]
     first, *others = bundles

@@ -5,26 +5,61 @@ from __future__ import annotations
 import json
 import signal
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ray.tune import Callback
+from ray.tune import Callback as TuneCallback
 
-from fever.errors import FeverError, TrainingError
+from fever.errors import FeverError, RayLost, TrainingError
+from fever.runs.disk import Appender
+from fever.sampling.ray_cluster import Cluster
 from fever.signals import Interrupts
 from fever.tune import records
 from fever.tune.records import FAILED, FINISHED, RUNNING, STOPPED, WAITING, Record
 from fever.tune.space import Space
 from fever.tune.table import SearchDisplay
 
+LOOK_SECONDS = 1.0  # between two looks at Ray's processes
+LEAVE_SECONDS = 10.0  # for Ray Tune to end after Ray has died
 
-class Watcher(Callback):
+
+@contextmanager
+def ending_with_ray(cluster: Cluster, end: Callable[[RayLost], None]) -> Iterator[None]:
+    """Call `end`, which ends the process, if Ray dies and the block is not left soon: without Ray, Ray Tune waits for
+    ever, or in C code, where no signal is heard."""
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(LOOK_SECONDS):
+            try:
+                cluster.check()
+            except RayLost as error:
+                if not over.wait(LEAVE_SECONDS):
+                    end(error)
+                return
+
+    thread = threading.Thread(target=look, name="ray", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+class Watcher(TuneCallback):
     """Called by Ray Tune in the process of the driver, between its steps."""
 
-    def __init__(self, space: Space, path: Path, display: SearchDisplay, interrupts: Interrupts) -> None:
-        self.space, self.path, self.display, self.interrupts = space, path, display, interrupts
-        self.written = records.read(path)
+    def __init__(
+        self, space: Space, file: Appender, display: SearchDisplay, interrupts: Interrupts, cluster: Cluster
+    ) -> None:
+        """`file`: the table of trials that have ended."""
+        self.space, self.file, self.display, self.interrupts = space, file, display, interrupts
+        self.cluster = cluster
+        self.written = records.read(file.path)
         self.records: dict[int, Record] = dict(self.written)
         self.handler = signal.getsignal(signal.SIGUSR1)
         self.end: Any = None  # Ray Tune's signal handler: saves its state and stops
@@ -44,7 +79,10 @@ class Watcher(Callback):
             known = self.records.get(int(str(trial)))
             if known is None or (known.state == RUNNING and trial.status == "PAUSED"):
                 self._set(trial, state=WAITING)
+        self.cluster.check()
         self.display.update(list(self.records.values()))
+        if self.file.waiting:
+            self.file.write(b"")  # the disk was full, and perhaps no other trial ends soon
         if self.interrupts.pending and self.end is not None:
             self.end(signal.SIGUSR1, None)
 
@@ -75,7 +113,7 @@ class Watcher(Callback):
         record = self._set(trial, state=state, error=error)
         if self.written.get(record.number) != record:  # a resumed search may report it again
             self.written[record.number] = record
-            records.append(self.path, record)
+            records.append(self.file, record)
         self.display.ended(record)
 
     def _set(self, trial: Any, **changes: Any) -> Record:

@@ -169,7 +169,7 @@ MISTAKES = {
     "no version": (["train", "cartpole"], "did you mean CartPole-v1"),
     "no module": (["train", "no_such:Thing"], "there is no module no_such"),
     "no attribute": (["train", "tests.environments:TimeLimitEn"], "did you mean TimeLimitEnv"),
-    "not an environment": (["train", "os:getcwd"], "observation_space"),
+    "not an environment": (["train", "numpy:get_include"], "observation_space"),
     "wrong arguments": (["train", "CartPole-v1", "--env-kwargs", '{"size": 3}'], "size"),
     "number of environments": (["train", "CartPole-v1", "--env-kwargs", '{"num_envs": 3}'], "--envs"),
     "arguments not JSON": (["train", "CartPole-v1", "--env-kwargs", "{size"], "not JSON"),
@@ -181,8 +181,8 @@ MISTAKES = {
     "setting out of range": (["train", "CartPole-v1", "gamma=1.5"], "ppo: gamma=1.5 cannot be used: must be 1 or less"),
     "setting of wrong type": (["train", "CartPole-v1", "epochs=many"], "epochs='many'"),
     "setting that cannot be read": (
-        ["train", "CartPole-v1", "learning_rate=2020-13-45"],
-        "the value of learning_rate cannot be read: '2020-13-45'",
+        ["train", "CartPole-v1", "learning_rate=[1,"],
+        "the value of learning_rate cannot be read: '[1,'",
     ),
     "setting without value": (["train", "CartPole-v1", "epochs"], "name=value"),
     "setting that does not fit": (["train", "CartPole-v1", "--envs", "3"], "minibatch=192 does"),
@@ -192,8 +192,14 @@ MISTAKES = {
     ),
     "unknown algorithm": (["train", "CartPole-v1", "--algo", "pppo"], "did you mean ppo"),
     "unknown option": (["train", "CartPole-v1", "--sed", "3"], "--seed"),
-    "workers": (["train", "CartPole-v1", "--workers", "some"], "--workers some: must be a whole number, auto or all"),
-    "negative workers": (["train", "CartPole-v1", "--workers", "-1"], "--workers -1: must be 0 or more, auto or all"),
+    "workers": (
+        ["train", "CartPole-v1", "--workers", "some"],
+        "--workers some: must be a whole number, auto, all or ranks",
+    ),
+    "negative workers": (
+        ["train", "CartPole-v1", "--workers", "-1"],
+        "--workers -1: must be 0 or more, auto, all or ranks",
+    ),
     "time": (
         ["train", "CartPole-v1", "--stop-time", "soon"],
         "--stop-time soon: 'soon' is not a time; write 90s, 10m or 2h",
@@ -338,7 +344,7 @@ def test_a_search_is_not_gone_on_with_elsewhere_unless_it_is_trusted(fever: Any,
     for words in ((), ("--on", "slurm")):
         done = fever("resume", "found", *words)
         assert done.returncode == 2
-        assert "reads pickles in runs/found/tune" in done.stderr
+        assert "runs/found/tune holds pickles" in done.stderr
         assert "--trust" in done.stderr
 
 
@@ -401,11 +407,12 @@ def test_a_video_of_another_kind_is_refused_before_it_is_filmed(
     trained: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fever.errors import FeverError
-    from fever.runs.evaluate import record, source_of
+    from fever.runs.evaluate import source_of
+    from fever.runs.film import record
     from fever.runs.run import Run
 
     run = Run(trained["folder"] / trained["run"])
-    monkeypatch.setattr("fever.runs.evaluate.make_env", lambda *arguments: pytest.fail("it is played"))
+    monkeypatch.setattr("fever.runs.film.make_env", lambda *arguments: pytest.fail("it is played"))
     with pytest.raises(FeverError, match=r"x\.avi: a video is written as \.mp4 or \.gif"):
         record(run.checkpoint(), source_of(run), tmp_path / "videos" / "x.avi", 10)
     assert list(tmp_path.iterdir()) == []

@@ -10,11 +10,12 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from fever.algos.registry import ALGORITHMS, config_of
-from fever.cli.completion import algorithms, jobs, setting_names
+from fever.cli.completion import algorithms, jobs, runs, setting_names
 from tests.helpers import ROOT, wait_for
 
 
@@ -39,6 +40,17 @@ def test_jobs_are_completed_by_their_records(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "jobs" / "slurm-7.json").write_text("{}")
     assert jobs("") == ["slurm-7", "last"]
     assert jobs("slurm") == ["slurm-7"]
+
+
+def test_names_that_mean_something_to_a_shell_are_not_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEVER_HOME", str(tmp_path))
+    for name in ("x\\$(touch PWNED)", "x`y`", "a b", "a;b", "-x", "*", "good-1.5+x"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "config.yaml").touch()
+        (tmp_path / "jobs").mkdir(exist_ok=True)
+        (tmp_path / "jobs" / f"{name}.json").touch()
+    context = SimpleNamespace(params={"runs": str(tmp_path / "runs")})
+    assert runs(context, "") == jobs("") == ["good-1.5+x", "last"]
 
 
 def test_completion_imports_nothing_heavy() -> None:
@@ -119,6 +131,15 @@ def test_tab_completes_in_an_interactive_shell(shell: str, at_home: Callable[[st
     assert home.press_tab("fever train A --algo pp") == "fever train A --algo ppo X"
     assert home.press_tab("fever train A --algo sac temp") == "fever train A --algo sac temperature=X"
     assert home.press_tab("fever eval al") == "fever eval alpha X"
+
+
+def test_zsh_runs_nothing_of_what_is_offered(at_home: Callable[[str], Home]) -> None:
+    home = at_home("zsh")
+    lines = "touch A", "$(touch B)", "`touch C`\tits $(touch D)"
+    (home.path / "bin" / "fever").write_text("#!/bin/sh\ncat <<'END'\n" + "\n".join(lines) + "\nEND\n")
+    home.press_tab("fever show ")
+    home.press_tab("fever show x")
+    assert not [name for name in "ABCD" if (home.path / name).exists()]
 
 
 def test_fish_completes(at_home: Callable[[str], Home]) -> None:

@@ -40,6 +40,20 @@ def test_words_of_tutorials_are_understood_with_a_hint(capsys: pytest.CaptureFix
     assert read(old_env="CartPole-v1", run="CQL").algo == "rllib:CQL"
 
 
+@pytest.mark.parametrize("words", [{"env": "Pong-ram-v4"}, {"name_env": "Pong-ram-v4"}])
+def test_old_ids_are_understood_with_a_hint(words: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    config = read(**words, env_kwargs='{"frameskip": 2}')
+    assert config.env == "ALE/Pong-v5"
+    assert config.env_kwargs == {"repeat_action_probability": 0.0, "obs_type": "ram", "frameskip": 2}
+    assert "fever: Pong-ram-v4 is ALE/Pong-v5 now, without sticky actions" in capsys.readouterr().err
+
+
+def test_an_algorithm_that_rllib_no_longer_has_is_refused() -> None:
+    """Before anything is asked of RLlib, which may be installed only where the run will be."""
+    with pytest.raises(FeverError, match="--algo rllib:A3C: RLlib has no algorithm A3C; the closest is a2c"):
+        read(env="CartPole-v1", algo="rllib:A3C", elsewhere=True)
+
+
 def test_old_files_take_an_environment_and_an_experiment(capsys: pytest.CaptureFixture[str]) -> None:
     config = read(env="QbertNoFrameskip-v4", file=str(OLD_FILES / "atari-ppo.yaml"))
     assert (config.env, config.algo) == ("ALE/Qbert-v5", "rllib:PPO")
@@ -108,7 +122,7 @@ def test_all_workers_are_for_runs_elsewhere_but_not_for_searches() -> None:
     ("options", "sentence"),
     [
         ({}, "name an environment to train on, for example: fever train CartPole-v1"),
-        ({"env": "CartPole-v1", "workers": "many"}, "--workers many: must be a whole number, auto or all"),
+        ({"env": "CartPole-v1", "workers": "many"}, "--workers many: must be a whole number, auto, all or ranks"),
         ({"env": "CartPole-v1", "env_kwargs": "[1]"}, r"--env-kwargs \[1\]: must be a JSON object"),
         ({"file": "nowhere.yaml"}, "nowhere.yaml cannot be read"),
         ({"run": "A3C", "env": "CartPole-v1"}, "RLlib has no algorithm A3C; the closest is"),

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fever.cli.runs import _print_runs
+from fever import layout
+from fever.cli.runs import _print_runs, show
+from tests.experiments.made import make_run
 
 
 class Terminal(io.StringIO):
@@ -39,3 +43,11 @@ def test_the_table_of_runs_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, co
         assert line.split()[0] == name
         assert line.rstrip().endswith("goal reached      12 12.3M -1,234.6  123.5k")
     assert ("LunarLander-v3" in lines[1]) == (columns == 120)
+
+
+def test_a_run_that_failed_is_shown_with_its_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path, "a", [1.0])
+    (run.path / layout.SUMMARY).write_text(json.dumps({"stop_reason": "failed", "error": "the valve is stuck"}))
+    (run.path / layout.FACTS).write_text("{}")
+    show("a", str(tmp_path))
+    assert "error    the valve is stuck" in capsys.readouterr().out

@@ -30,6 +30,7 @@ from tests.environments.faults import (
     FailingEnv,
     OnlyHereEnv,
     PrintingEnv,
+    UnreliableEnv,
 )
 from tests.environments.goals import (
     BitFlipEnv,
@@ -39,7 +40,9 @@ from tests.environments.goals import (
     VectorGoals,
     WalkEnv,
 )
+from tests.environments.pictures import PictureEnv, UndrawnEnv
 from tests.environments.scenarios import ScenarioEnv
+from tests.environments.stuck import SlowCallback, StuckDiskEnv, StuckEnv, StuckInCloseEnv, WarningEnv
 from tests.environments.tasks import (
     SPACES,
     DictEnv,

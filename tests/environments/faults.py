@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -170,3 +172,74 @@ class ExitElsewhereEnv(TimeLimitEnv):
         super().__init__()
         if os.getpid() != process:
             os._exit(3)
+
+
+class Panic(BaseException):
+    """As libraries in Rust raise it: it is no Exception."""
+
+
+class UnreliableEnv(TimeLimitEnv):
+    """Fails now and then, in ways that can be traced in what is learned from it.
+
+    The observation is [number of this environment in its process, episode in it, step in that]; the reward is the step
+    that it was given for. `fault` is what happens in steps with probability `chance`, but only from step `after` of the
+    first environment on: it raises, panics, hangs (for `seconds`), calls sys.exit, or returns NaN in a reward or an
+    observation. `fault` "reset" raises in reset. `close` may "raise", "panic", "hang" or "exit".
+    """
+
+    observation_space = spaces.Box(0, 1e6, (3,))
+    made = 0  # in this process
+
+    def __init__(
+        self,
+        fault: str = "raise",
+        chance: float = 0.02,
+        limit: int = 20,
+        after: int = 0,
+        seconds: float = 60,
+        close: str = "",
+        continuous: bool = False,
+        env_index: int = 0,
+    ) -> None:
+        super().__init__(limit)
+        self.action_space = spaces.Box(-1, 1, (1,)) if continuous else self.action_space
+        UnreliableEnv.made += 1
+        self.number, self.episode, self.steps = UnreliableEnv.made, 0, 0
+        self.fault, self.chance, self.after, self.seconds, self.closing = fault, chance, after, seconds, close
+        self.luck = np.random.default_rng([self.number, env_index])
+
+    def _observe(self) -> np.ndarray:
+        return np.array([self.number, self.episode, self.count], np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.episode += 1
+        if self.fault == "reset" and self.steps > self.after and self.luck.random() < self.chance:
+            raise ConnectionError("the simulator did not answer")
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        observation, _, terminated, truncated, info = super().step(action)
+        reward = float(self.count)
+        if self.fault != "reset" and self.steps > self.after and self.luck.random() < self.chance:
+            if self.fault == "raise":
+                raise ValueError("the robot fell over")
+            if self.fault == "panic":
+                raise Panic("index out of bounds")
+            if self.fault == "hang":
+                time.sleep(self.seconds)
+            if self.fault == "exit":
+                sys.exit("the licence is gone")
+            reward = np.nan if self.fault == "reward" else reward
+            observation = observation * (np.nan if self.fault == "observation" else 1)
+        return observation, reward, terminated, truncated, info
+
+    def close(self) -> None:
+        if self.closing == "raise":
+            raise RuntimeError("the simulator is gone")
+        if self.closing == "panic":
+            raise Panic("already borrowed")
+        if self.closing == "hang":
+            time.sleep(self.seconds)
+        if self.closing == "exit":
+            sys.exit(3)

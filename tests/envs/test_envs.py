@@ -226,7 +226,7 @@ def test_every_environment_of_a_loop_is_closed(tmp_path: Path) -> None:
 
 
 def test_a_failure_in_the_middle_of_making_them_closes_those_before(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="this environment cannot be made"):
+    with pytest.raises(FeverError, match="this environment cannot be made"):
         LoopEnvs(EnvSource(ClosingEnv, {"folder": tmp_path, "fails": 2}), 4, HERE)
     assert closed(tmp_path) == {"closed-0", "closed-1"}
 
@@ -248,6 +248,25 @@ def test_a_vector_environment_whose_space_is_refused_is_closed(monkeypatch: pyte
     assert calls == ["closed"]
 
 
+def test_messages_name_an_environment_by_its_number_although_others_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    envs = LoopEnvs(EnvSource(CounterEnv), 3, HERE, autoreset=False)
+    envs.reset([0, 1, 2])
+    envs.narrow(np.array([False, True, True]))
+    said: list[str] = []
+    for env in envs.envs:
+        step = env.step
+        monkeypatch.setattr(env, "step", lambda action, step=step: said.append(envs.watch.describe()) or step(action))
+        close = env.close
+        monkeypatch.setattr(env, "close", lambda close=close: said.append(envs.watch.describe()) or close())
+    envs.step(np.zeros(2, np.int64))
+    envs.close()
+    assert [text.rpartition("'s ")[2] for text in said] == [
+        f"{call}() (environment {number})" for call in ("step", "close") for number in (1, 2)
+    ]
+
+
 @pytest.mark.parametrize("sticks", [0, 1])
 def test_a_close_that_raises_does_not_keep_the_others_open(tmp_path: Path, sticks: int) -> None:
     envs = LoopEnvs(EnvSource(ClosingEnv, {"folder": tmp_path, "sticks": sticks}), 3, HERE)
@@ -258,12 +277,12 @@ def test_a_close_that_raises_does_not_keep_the_others_open(tmp_path: Path, stick
 
 def test_closing_twice_closes_once(tmp_path: Path) -> None:
     envs = [make_env(EnvSource(ClosingEnv, {"folder": tmp_path}), HERE)]
-    close_all(envs)
+    close_all(envs, HERE.watch("ClosingEnv"), [0])
     (tmp_path / "closed-0").unlink()
-    close_all(envs)
+    close_all(envs, HERE.watch("ClosingEnv"), [0])
     assert closed(tmp_path) == set()
 
 
 def test_a_close_that_raises_does_not_hide_why_an_environment_could_not_be_made(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="this environment cannot be made"):
+    with pytest.raises(FeverError, match="this environment cannot be made"):
         LoopEnvs(EnvSource(ClosingEnv, {"folder": tmp_path, "fails": 2, "sticks": 0}), 3, HERE)

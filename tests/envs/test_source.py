@@ -127,9 +127,10 @@ def test_wrong_arguments_are_refused_in_one_sentence(target: Any, kwargs: dict, 
         make_envs(EnvSource(target, kwargs), 2, HERE)
 
 
-def test_an_error_inside_a_constructor_is_not_dressed_up() -> None:
-    with pytest.raises(ValueError, match="there is no fault nonsense"):
+def test_an_error_inside_a_constructor_is_a_sentence_with_its_place() -> None:
+    with pytest.raises(FeverError, match=r"ValueError: there is no fault nonsense \(.*faults\.py:\d+\)") as caught:
         made(BrokenEnv, fault="nonsense")
+    assert isinstance(caught.value.__cause__, ValueError)  # with the user's traceback, for Python
 
 
 @pytest.mark.parametrize(

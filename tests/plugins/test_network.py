@@ -149,9 +149,9 @@ def test_every_algorithm_trains_resumes_and_acts(algo: str, name: str, tmp_path:
     assert env.action_space.contains(policy.act(observation))
     config = result.run.config
     stop = config.stop.model_copy(update={"iterations": 3})
-    from fever.training import trainer
+    from fever.training.resume import resume
 
-    again = trainer.resume(result.run, config.model_copy(update={"stop": stop}))
+    again = resume(result.run, config.model_copy(update={"stop": stop}))
     assert again.summary["iterations"] == 3
 
 
@@ -219,10 +219,10 @@ def test_another_network_cannot_resume(tmp_path: Path) -> None:
     result = fever.train("CartPole-v1", network=networks.FlaxNet, runs=tmp_path, stop={"iterations": 1})
     config = result.run.config
     settings = {**config.settings, "network_kwargs": {"width": 8}}
-    from fever.training import trainer
+    from fever.training.resume import resume
 
     with pytest.raises(FeverError, match="has another network; restore the network settings"):
-        trainer.resume(result.run, config.model_copy(update={"settings": settings}))
+        resume(result.run, config.model_copy(update={"settings": settings}))
 
 
 def test_export_says_that_it_needs_numpy_alone(tmp_path: Path) -> None:

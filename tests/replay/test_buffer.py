@@ -180,7 +180,14 @@ def test_samples_are_proportional_and_one_from_each_part() -> None:
     counts = sum(np.bincount(tree.sample(rng, 500), minlength=10_000).reshape(20, 500).sum(1) for _ in range(200))
     np.testing.assert_allclose(counts / counts.sum(), priorities.reshape(20, 500).sum(1) / priorities.sum(), rtol=0.01)
     tree.set_range(0, np.ones(10_000))
-    np.testing.assert_array_equal(tree.sample(rng, 100) // 100, np.arange(100))
+    np.testing.assert_array_equal(np.sort(tree.sample(rng, 100)) // 100, np.arange(100))
+
+
+def test_every_minibatch_of_a_draw_has_samples_of_all_ages() -> None:
+    tree = SumTree(10_000)
+    tree.set_range(0, np.ones(10_000))
+    minibatches = tree.sample(np.random.default_rng(0), 32 * 64).reshape(32, 64)
+    np.testing.assert_allclose(minibatches.mean(1), 5000, atol=1500)  # four deviations of a mean of 64
 
 
 # The buffer.

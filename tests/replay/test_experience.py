@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
+import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,17 +16,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import fever
 from fever.algos.base import SamplingContext
 from fever.algos.dqn import DQN, DQNConfig
 from fever.envs.source import EnvSource
-from fever.errors import FeverError
-from fever.replay.experience import LocalExperience, load_shards, save_shards
+from fever.errors import DamagedError, FeverError
+from fever.files import SEAL, sealed, sha256
+from fever.replay.experience import LocalExperience
 from fever.replay.make import make_experience
+from fever.replay.saved import load_shards, save_shards
 from fever.runs.run import Run
 from fever.signals import Interrupts, interruptible
-from fever.training.trainer import resume
+from fever.training.resume import resume
 from tests.factories import make_task
 
 TINY = {
@@ -180,7 +185,7 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
         other.draw()
     assert other.added > before
     assert other.measure()["buffer_fill"] == 1
-    assert sorted(path.name for path in (tmp_path / "replay").iterdir()) == ["shard-0.safetensors"]
+    assert len(list((tmp_path / "replay").iterdir())) == 2  # one shard and the manifest
 
 
 def test_saving_again_replaces_what_was_saved(tmp_path: Path) -> None:
@@ -198,7 +203,7 @@ def test_a_damaged_buffer_is_one_sentence(damage: str, tmp_path: Path) -> None:
     experience.draw()
     folder = tmp_path / "replay"
     experience.save(folder)
-    file = folder / "shard-0.safetensors"
+    (file,) = folder.glob("shard-0-*")
     if damage == "cut":
         file.write_bytes(file.read_bytes()[:-100])
     elif damage == "garbage":
@@ -209,8 +214,8 @@ def test_a_damaged_buffer_is_one_sentence(damage: str, tmp_path: Path) -> None:
         from safetensors.numpy import save_file
 
         save_file({"something": np.zeros(3)}, file)
-    sentence = re.escape(f"the replay buffer is damaged: {file}; remove {folder} to resume without it")
-    with pytest.raises(FeverError, match=f"^{sentence}$"):
+    sentence = re.escape(f"the saved replay buffer is damaged: {file}")
+    with pytest.raises(DamagedError, match=f"^{sentence}$"):
         start(tmp_path, generation=1).restore(folder)
 
 
@@ -292,15 +297,57 @@ def test_a_resumed_run_has_its_buffer(run: Run) -> None:
 
 
 def test_a_run_whose_buffer_is_damaged_says_so_and_goes_on_without_it(run: Run) -> None:
-    (run.path / "replay" / "shard-0.safetensors").write_bytes(b"damaged")
-    status, manifest = run.status, run.checkpoint().manifest
-    with pytest.raises(FeverError, match=r"is damaged: .*shard-0.safetensors; remove .*replay to resume without it"):
-        go_on(run, 400)
-    assert (run.status, run.checkpoint().manifest) == (status, manifest)
-    shutil.rmtree(run.path / "replay")
+    (file,) = (run.path / "replay").glob("shard-0-*")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
     rows = go_on(run, 400)
     assert rows[0]["buffer_fill"] < 0.5
     assert rows[-1]["steps"] >= 400
+    assert f"the saved replay buffer is damaged: {file}" in (run.path / "log.txt").read_text()
+    assert load_shards(run.path / "replay", 1)[1] < 200  # filled anew, and whole
+
+
+def test_a_run_without_its_buffer_says_so(run: Run) -> None:
+    shutil.rmtree(run.path / "replay")
+    assert go_on(run, 400)[0]["buffer_fill"] < 0.5
+    assert "no replay buffer was saved" in (run.path / "log.txt").read_text()
+
+
+def test_a_kill_while_the_buffer_is_saved_leaves_the_old_one(tmp_path: Path, monkeypatch: Any) -> None:
+    folder = tmp_path / "replay"
+    save_shards(folder, [{"a": np.arange(3)}] * 2, 2, 60, 32)
+    for step in ("flush_to_disk", "sha256", "write_atomically"):  # cut off after each; nothing is tidied after a kill
+        with monkeypatch.context() as patch:
+            patch.setattr(f"fever.replay.saved.{step}", lambda *_: os._exit(0))
+            with warnings.catch_warnings(action="ignore"):  # JAX's: this child calls nothing of it
+                child = os.fork()
+            if child == 0:
+                save_shards(folder, [{"a": np.zeros(9)}] * 2, 2, 99, 99)
+            os.waitpid(child, 0)
+        shards, *counters = load_shards(folder, 2)
+        assert counters == [60, 32]
+        assert [arrays["a"].tolist() for arrays in shards] == [[0, 1, 2]] * 2
+    assert len(list(folder.iterdir())) > 3
+    save_shards(folder, [{"a": np.zeros(9)}] * 2, 2, 99, 99)
+    assert load_shards(folder, 2)[1:] == (99, 99)
+    assert len(list(folder.iterdir())) == 3
+
+
+def test_any_flipped_bit_of_a_saved_buffer_is_noticed(tmp_path: Path) -> None:
+    folder = tmp_path / "replay"
+    save_shards(folder, [{"a": np.arange(40.0)}, {"a": np.ones(3)}], 2, 60, 32)
+    rng = np.random.default_rng(0)
+    for file in sorted(folder.iterdir()):
+        content = file.read_bytes()
+        for bit in rng.choice(8 * len(content), 200):
+            flipped = bytearray(content)
+            flipped[bit // 8] ^= 1 << bit % 8
+            file.write_bytes(flipped)
+            with pytest.raises(DamagedError):
+                load_shards(folder, 2)
+        file.write_bytes(content)
+    assert load_shards(folder, 2)[1:] == (60, 32)
 
 
 def test_a_run_need_not_keep_its_buffer(tmp_path: Path) -> None:
@@ -347,3 +394,71 @@ def test_shards_are_held_against_the_machines_that_they_are_spread_over(
             make_experience(spec, 4, 0)
     monkeypatch.setattr("fever.replay.make.machines_in_reach", lambda: [2.0] * 4)
     assert make_experience(spec, 4, 0) == "made"
+
+
+# a saved buffer that somebody else has written
+
+
+def crafted(folder: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
+    """A saved buffer whose manifest was changed and sealed again."""
+    experience = start(folder)
+    for _ in range(40):
+        experience.draw()
+    experience.save(folder / "replay")
+    file = folder / "replay" / "manifest.json"
+    manifest = {name: value for name, value in json.loads(file.read_text()).items() if name != SEAL}
+    change(manifest)
+    file.write_text(sealed(manifest))
+    return folder / "replay"
+
+
+MANIFESTS: list[dict[str, Any]] = [
+    {"sha256": None}, {"sha256": 3}, {"sha256": ["x"]}, {"sha256": {"a\0b": ""}}, {"sha256": {"../a": ""}},
+    {"sha256": {"shard-0.safetensors": 3}}, {"added": "x"}, {"added": None}, {"added": -5}, {"added": True},
+    {"added": 10**30}, {"drawn": -1}, {"drawn": 1.5}, {"format": None}, {"format": []},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("values", MANIFESTS, ids=str)
+def test_a_manifest_that_was_not_written_by_fever_is_damage(tmp_path: Path, values: dict[str, Any]) -> None:
+    folder = crafted(tmp_path, lambda manifest: manifest.update(values))
+    experience = start(tmp_path)
+    with pytest.raises(DamagedError, match="the saved replay buffer is damaged: "):
+        experience.restore(folder)
+    assert (experience.added, experience.drawn, experience.buffer.size) == (0, 0, 0)
+
+
+ARRAYS: dict[str, Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]] = {
+    "one row": lambda arrays: {name: array[:1] for name, array in arrays.items()},
+    "no row": lambda arrays: {name: array[:0] for name, array in arrays.items()},
+    "fewer rewards": lambda arrays: {**arrays, "rewards": arrays["rewards"][:-1]},
+    "not a number": lambda arrays: {**arrays, "frames": arrays["frames"] * np.nan},
+    "pointers": lambda arrays: {**arrays, "pointers": arrays["pointers"] + 10**6},
+    "oldest": lambda arrays: {**arrays, "oldest": arrays["oldest"] - 10**6},
+    "priorities": lambda arrays: {**arrays, "priorities": arrays["priorities"] * 0},
+    "counters": lambda arrays: {**arrays, "counters": -arrays["counters"]},
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_arrays_that_no_buffer_has_are_damage(tmp_path: Path, name: str) -> None:
+    def change(manifest: dict[str, Any]) -> None:
+        for file in (tmp_path / "replay").glob("*.safetensors"):
+            arrays = ARRAYS[name](load_file(file))
+            save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, file)
+            manifest["sha256"][file.name] = sha256(file)
+
+    experience = start(tmp_path)
+    with pytest.raises(DamagedError, match="the saved replay buffer is damaged: no buffer has such"):
+        experience.restore(crafted(tmp_path, change))
+    assert (experience.added, experience.drawn, experience.buffer.size) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("counters", [{"added": 10**15}, {"drawn": 10**15}], ids=str)
+def test_counters_that_do_not_fit_each_other_end_neither_learning_nor_exploring(
+    tmp_path: Path, counters: dict[str, int]
+) -> None:
+    experience = start(tmp_path)
+    experience.restore(crafted(tmp_path, lambda manifest: manifest.update(counters)))
+    spec = experience.spec
+    assert abs(experience.owed()) <= spec.ratio * (experience.capacity + spec.warmup) + spec.draw + 1

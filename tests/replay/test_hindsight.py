@@ -20,7 +20,7 @@ from fever.policy.spaces import encode
 from fever.replay.buffer import ReplayBuffer, ReplaySpec
 from fever.replay.hindsight import check_goals, decode, part_columns
 from fever.runs.run import Run
-from fever.training.trainer import resume
+from fever.training.resume import resume
 from tests.environments import EndingWalkEnv, NoRewardEnv, OddRewardEnv, VectorGoals, WalkEnv
 from tests.factories import random_weights
 from tests.helpers import same_arrays

@@ -22,16 +22,18 @@ import fever as library
 from fever.config import RunConfig
 from fever.envs.source import EnvSource
 from fever.errors import FeverError, TrainingError
+from fever.files import sealed
 from fever.rllib.adapter import RllibLearner, limit_torch_threads
 from fever.rllib.catalogue import find_class
 from fever.rllib.environment import Spaces
 from fever.rllib.play import Player
 from fever.rllib.structure import pack, unpack
-from fever.runs.evaluate import evaluate, record, source_of
+from fever.runs.evaluate import evaluate, source_of
+from fever.runs.film import record
 from fever.runs.run import Run
 from fever.training import trainer
+from fever.training.resume import resume
 from fever.training.setup import prepare
-from fever.training.trainer import resume
 from tests.helpers import wait_for, without_ray
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]  # RLlib warns often; a run writes it to its log
@@ -96,24 +98,24 @@ def test_resume_needs_trust(ray: Any, tmp_path: Path) -> None:
 def test_damaged_pickles_are_refused_before_they_are_read(ray: Any, tmp_path: Path) -> None:
     train(tmp_path)
     run = Run(tmp_path / "runs" / "run")
-    (run.checkpoint().files / "algorithm_state.pkl").write_bytes(b"something else")
+    last = run.checkpoint()
+    (last.files / "algorithm_state.pkl").write_bytes(b"something else")
     more = run.config.model_copy(update={"stop": run.config.stop.model_copy(update={"iterations": 4})})
     with pytest.raises(FeverError, match="has changed since it was written"):
-        resume(run, more, trust=True)
+        resume(run, more, str(last.iteration), trust=True)
 
 
 def test_trust_is_required_whatever_the_manifest_says(ray: Any, tmp_path: Path) -> None:
     train(tmp_path)
     run = Run(tmp_path / "runs" / "run")
-    file = run.checkpoint().path / "manifest.json"
-    manifest = json.loads(file.read_text())
-    manifest["sha256"] = {name: value for name, value in manifest["sha256"].items() if not name.endswith(".pkl")}
-    file.write_text(json.dumps(manifest))
+    last = run.checkpoint()
+    hashes = {name: value for name, value in last.manifest["sha256"].items() if not name.endswith(".pkl")}
+    (last.path / "manifest.json").write_text(sealed({**last.manifest, "sha256": hashes}))
     more = run.config.model_copy(update={"stop": run.config.stop.model_copy(update={"iterations": 4})})
     with pytest.raises(FeverError, match="add --trust"):
         resume(run, more)
     with pytest.raises(FeverError, match="does not belong to it"):
-        resume(run, more, trust=True)
+        resume(run, more, str(last.iteration), trust=True)
 
 
 def test_a_failed_iteration_keeps_the_last_good_checkpoint(ray: Any, tmp_path: Path) -> None:
@@ -134,11 +136,14 @@ def test_rllibs_defaults_survive_yaml(ray: Any, tmp_path: Path) -> None:
     config = RunConfig(env="CartPole-v1", algo="rllib:IMPALA", settings={"num_envs_per_env_runner": 3})
     again = RunConfig.model_validate(config.model_dump(mode="json"))
     found = prepare(again, EnvSource("CartPole-v1"), print).config
-    assert (found.workers, found.envs, found.settings) == (2, 3, {})
+    assert (found.workers, found.envs, found.settings) == (2, 6, {})
     config = RunConfig(env="CartPole-v1", algo="rllib:PPO")
-    assert prepare(config, EnvSource("CartPole-v1"), print).config.envs == 1
+    found = prepare(config, EnvSource("CartPole-v1"), print)
+    assert (found.config.workers, found.config.envs) == (2, 2)
+    assert found.learner.rllib.num_envs_per_env_runner == 1
 
 
+@pytest.mark.slow
 def test_a_lost_runner_is_replaced(ray: Any, tmp_path: Path) -> None:
     from fever.rllib import adapter
 
@@ -188,7 +193,7 @@ def test_several_agents(ray: Any, tmp_path: Path, policies: str) -> None:
     assert list(scores.lengths) == [10, 10, 10]
     assert list(evaluate(run.checkpoint(), source_of(run), episodes=3).returns) == list(scores.returns)
     assert list(evaluate(run.checkpoint(), source_of(run), episodes=2, max_steps=4).lengths) == [4, 4]
-    assert record(run.checkpoint(), source_of(run), tmp_path / "film.gif", 20) in scores.returns
+    assert record(run.checkpoint(), source_of(run), tmp_path / "film.gif", 20)[0]["return"] == scores.returns[0]
 
 
 def test_normalised_observations_are_played_without_pickles(ray: Any, tmp_path: Path) -> None:
@@ -252,13 +257,17 @@ def test_exploration_continues_from_the_checkpoint(ray: Any, tmp_path: Path) -> 
 def test_without_gpus_one_learner_has_all_batches(caplog: pytest.LogCaptureFixture) -> None:
     settings = {**SMALL, "num_learners": 4, "num_gpus_per_learner": 1}
     learner = make_learner(settings=settings)
-    learner._fit_gpus(cast(Any, SimpleNamespace(ray=SimpleNamespace(cluster_resources=dict))))
+    learner._fit_gpus(
+        cast(Any, SimpleNamespace(ray=SimpleNamespace(cluster_resources=dict), ask=lambda question: question()))
+    )
     found = learner.rllib
     assert (found.num_learners, found.num_gpus_per_learner) == (0, 0)
     assert (found.train_batch_size_per_learner, found.minibatch_size) == (800, 200)
     assert "num_learners are 0, train_batch_size_per_learner is 800, minibatch_size is 200" in caplog.text
     learner = make_learner(settings={**SMALL, "num_gpus_per_learner": 1})
-    learner._fit_gpus(cast(Any, SimpleNamespace(ray=SimpleNamespace(cluster_resources=dict))))
+    learner._fit_gpus(
+        cast(Any, SimpleNamespace(ray=SimpleNamespace(cluster_resources=dict), ask=lambda question: question()))
+    )
     assert learner.rllib.train_batch_size_per_learner == 200
 
 
@@ -328,12 +337,13 @@ def test_the_command_line(fever: Callable[..., CompletedProcess[str]], tmp_path:
     assert (filmed.returncode, (tmp_path / "film.gif").stat().st_size > 1000) == (0, True), filmed.stderr
     refused = fever("resume", "one", "--stop-iterations", "3")
     assert refused.returncode == 2
-    assert "if you know who wrote them, add --trust" in refused.stderr
+    assert "if you know who wrote it, add --trust" in refused.stderr
     refused = fever("export", "one")
     assert refused.returncode == 2
     assert "does not act with NumPy alone" in refused.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_waits_for_the_iteration_and_saves(tmp_path: Path) -> None:
     import subprocess
     import sys

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,10 +11,13 @@ import pytest
 pytest.importorskip("torch")
 
 from fever.config import RunConfig
-from fever.errors import FeverError
+from fever.errors import DamagedError, FeverError
+from fever.rllib.adapter import rllib_config, with_envs
 from fever.rllib.catalogue import names
 from fever.rllib.environment import Spaces
+from fever.rllib.play import Player
 from fever.rllib.settings import check_settings, default_config, describe, fill, split_settings
+from fever.runs.checkpoint import Checkpoint
 from tests.rllib.parts import TwoAgents
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # RLlib warns often; a run writes it to its log
@@ -27,6 +32,17 @@ def test_own_networks_and_connectors_get_raw_observations() -> None:
         assert (connector is not None and connector is not TwoAgents) is flattened
     with pytest.raises(FeverError, match="add it to your env_to_module_connector"):
         fill(default_config("rllib:PPO"), {**own, "observation_filter": "MeanStdFilter"}, "rllib:PPO", spaces)
+
+
+def test_an_lstm_has_sequences_of_rllibs_default_length() -> None:
+    """RLlib wants to be told, and fails in the middle of its first iteration."""
+
+    def model(**settings: Any) -> Any:
+        return fill(default_config("rllib:PPO"), {"model_config": settings}, "rllib:PPO").model_config
+
+    assert model(use_lstm=True)["max_seq_len"] == 20
+    assert model(use_lstm=True, max_seq_len=7)["max_seq_len"] == 7
+    assert "max_seq_len" not in model(fcnet_hiddens=[8])
 
 
 def test_policies_are_mapped_to_agents() -> None:
@@ -88,3 +104,38 @@ def test_algorithms_and_settings_are_looked_up() -> None:
     assert "target" in rows["tau"][1]
     assert "train_batch_size_per_learner" in rows
     assert "env" not in rows
+
+
+def test_a_mapping_that_rllib_would_call_is_refused() -> None:
+    with pytest.raises(FeverError, match=r"policy_mapping_fn must be a name"):
+        check_settings("rllib:PPO", {"policy_mapping_fn": {"type": "os.getcwd"}})
+
+
+@pytest.mark.parametrize(
+    "facts", [{}, {"connectors": 3}, {"connectors": []}, {"connectors": {"array": "x"}}, {"connectors": {"dict": [1]}}]
+)
+def test_connectors_that_fever_has_not_written_are_damage(
+    facts: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = {"iteration": 1, "score": None, "steps": 3, "algorithm": facts}
+    monkeypatch.setattr(Checkpoint, "arrays", lambda self: {})
+    player: Any = SimpleNamespace(runner=SimpleNamespace(set_state=lambda state: None))
+    with pytest.raises(DamagedError, match="is damaged: it cannot be played with"):
+        Player._load(player, Checkpoint(Path("a/checkpoints/00000001"), manifest))
+
+
+def test_env_runners_share_the_environments() -> None:
+    """RLlib's own setting is for each of them, and is multiplied once their number is known."""
+    each: dict[str, Any] = {"num_envs_per_env_runner": 3}
+    config = RunConfig(env="CartPole-v1", algo="rllib:PPO", settings=each)
+    assert split_settings(config)[0].settings == each
+    found = split_settings(config.model_copy(update={"workers": 4}))[0]
+    assert (found.envs, found.settings) == (12, {})
+    assert split_settings(config.model_copy(update={"workers": 4, "envs": 12}))[0].envs == 12
+    with pytest.raises(FeverError, match="num_envs_per_env_runner=3 contradicts envs=8"):
+        split_settings(config.model_copy(update={"workers": 4, "envs": 8}))
+    for workers, envs, share in ((0, 5, 5), (2, 5, 3), (8, 5, 1), (2, None, 1)):
+        config = RunConfig(env="CartPole-v1", algo="rllib:PPO", workers=workers, envs=envs)
+        spaces = Spaces("", "", [], image=False, flattened=[])
+        assert rllib_config(with_envs(config) if envs else config, spaces, "none").num_envs_per_env_runner == share
+    assert with_envs(RunConfig(env="CartPole-v1", algo="rllib:PPO", workers=2)).envs == 2

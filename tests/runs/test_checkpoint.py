@@ -12,11 +12,12 @@ import pytest
 
 import fever
 from fever.config import RunConfig
-from fever.errors import FeverError
+from fever.errors import DamagedError, FeverError
+from fever.files import SEAL, sealed, sha256
 from fever.runs.evaluate import evaluate
 from fever.runs.run import Run
 from fever.training.result import Result
-from fever.training.trainer import resume
+from fever.training.resume import resume
 
 SMALL = {"envs": 2, "steps": 16, "minibatch": 32, "epochs": 2}
 
@@ -40,7 +41,7 @@ def test_interrupted_save_leaves_the_older_checkpoint_in_force(tmp_path: Path, m
     def cut(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fever.runs.run.write_atomically", cut)
+    monkeypatch.setattr("fever.runs.checkpoints.write_atomically", cut)
     with pytest.raises(KeyboardInterrupt):
         run.save_checkpoint({"x": np.arange(3.0)}, {"iteration": 2, "score": None}, keep=2)
     assert [one.iteration for one in run.checkpoints()] == [1]
@@ -86,13 +87,13 @@ def test_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    with pytest.raises(FeverError, match=r"damaged: .*arrays\.safetensors"):
+    with pytest.raises(FeverError, match=r"are damaged: 00000001 \(arrays\.safetensors has changed since"):
         fever.load(result.run.path)
     file.unlink()
     with pytest.raises(FeverError, match=r"arrays\.safetensors is missing"):
         fever.load(result.run.path)
-    (result.run.checkpoint().path / "manifest.json").write_text("{")
-    with pytest.raises(FeverError, match=r"manifest\.json is missing or damaged"):
+    (file.parent / "manifest.json").write_text("{")
+    with pytest.raises(FeverError, match=r"manifest\.json cannot be read\); nothing was deleted"):
         fever.load(result.run.path)
 
 
@@ -109,11 +110,30 @@ def test_a_checkpoint_from_before_a_field_of_the_network_was_added_is_resumed(tm
     result = fever.train("CartPole-v1", runs=tmp_path, stop={"iterations": 1}, **SMALL)
     path = result.run.checkpoint().path / "manifest.json"
     manifest = json.loads(path.read_text())
-    del manifest["policy"]["network"]["quantiles"]
-    path.write_text(json.dumps(manifest))
+    del manifest["policy"]["network"]["quantiles"], manifest["manifest_sha256"]
+    path.write_text(sealed(manifest))
     assert fever.resume(result, stop={"iterations": 2}).summary["iterations"] == 2
     manifest["policy"]["network"]["hidden"] = [8]
     path = result.run.checkpoint().path / "manifest.json"
-    path.write_text(json.dumps({**manifest, "sha256": json.loads(path.read_text())["sha256"]}))
+    path.write_text(sealed({**manifest, "sha256": json.loads(path.read_text())["sha256"]}))
     with pytest.raises(FeverError, match="has another network"):
         fever.resume(result, stop={"iterations": 3})
+
+
+TENSORS = [("F8_E5M2", [1], 1), ("F8_E4M3", [1], 1), ("F4", [2], 1), ("F32", [1] * 65, 4)]
+
+
+@pytest.mark.parametrize(("dtype", "shape", "size"), TENSORS, ids=str)
+def test_types_and_shapes_that_numpy_has_not_are_damage(
+    result: Result, tmp_path: Path, dtype: str, shape: list[int], size: int
+) -> None:
+    run = Run(Path(shutil.copytree(result.run.path, tmp_path / "a")))
+    header = json.dumps({"policy/x": {"dtype": dtype, "shape": shape, "data_offsets": [0, size]}}).encode()
+    header += b" " * (-len(header) % 8)
+    for folder in (run.path / "checkpoints").iterdir():
+        (folder / "arrays.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(size))
+        manifest = {k: v for k, v in json.loads((folder / "manifest.json").read_text()).items() if k != SEAL}
+        manifest["sha256"]["arrays.safetensors"] = sha256(folder / "arrays.safetensors")
+        (folder / "manifest.json").write_text(sealed(manifest))
+    with pytest.raises(DamagedError, match=r"the checkpoint is damaged: .*arrays\.safetensors"):
+        run.checkpoint().arrays()

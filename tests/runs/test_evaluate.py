@@ -236,3 +236,14 @@ def test_episodes_differ_where_seeds_are_ignored_but_resets_draw(tmp_path: Path)
     assert found[0].returns.tolist() == found[1].returns.tolist()
     expected = 100 * np.random.default_rng(7).random(12)
     np.testing.assert_allclose(found[0].returns, expected, rtol=1e-5)
+
+
+def test_an_environment_that_fails_in_an_evaluation_is_a_line_without_a_traceback(tmp_path: Path) -> None:
+    words = ["tests.environments:UnreliableEnv", "--env-kwargs", '{"chance": 0.0}']
+    assert run_fever("train", *words, "--stop-iterations", "1", "--name", "a", cwd=tmp_path).returncode == 0
+    failing = '{"chance": 0.02, "close": "raise"}'
+    done = run_fever("eval", "a", "--episodes", "10", "--env-kwargs", failing, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    assert all(line.startswith("fever: ") for line in lines), done.stderr
+    assert any("played again: tests.environments:UnreliableEnv's step() raised ValueError" in line for line in lines)

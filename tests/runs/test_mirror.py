@@ -46,6 +46,18 @@ def test_each_byte_moves_once(there: Path, here: Path) -> None:
     assert read(here) == read(there)
 
 
+def test_videos_of_training_come_and_go_and_a_users_own_stay(there: Path, here: Path) -> None:
+    write(there, {"videos/video-000000100.mp4": b"1", "videos/.video-000000200.12ab.mp4": b"half"})
+    with mirrored(here, there) as mirror:
+        mirror.pull()
+        write(here, {"videos/00000003.mp4": b"by fever watch"})
+        (there / "videos/video-000000100.mp4").unlink()
+        write(there, {"videos/video-000000200.mp4": b"2"})
+        mirror.pull()
+    videos = {name: data for name, data in read(here).items() if name.startswith("videos")}
+    assert videos == {"videos/video-000000200.mp4": b"2", "videos/00000003.mp4": b"by fever watch"}
+
+
 def test_what_was_replaced_is_sent_again_and_what_is_gone_goes(there: Path, here: Path) -> None:
     with mirrored(here, there) as mirror:
         mirror.pull()
@@ -229,3 +241,37 @@ def test_messages_make_two_folders_equal(tmp_path: Path, there: Path, here: Path
     assert sum(calls) < 2000, "what did not change is not sent"
     with pytest.raises(files.RemoteFolderGone):
         Mirror(here, "nowhere", *[files.Exchange(call)] * 2).pull()
+
+
+def test_files_that_are_shortened_arrive_whole(there: Path, here: Path) -> None:
+    path = there / "metrics.jsonl"
+    write(there, {"metrics.jsonl": b'{"a": 1}\n' * 100})
+    with mirrored(here, there) as mirror:
+        mirror.pull()
+        path.write_bytes(b'{"b": 2}\n' * 500)  # longer, and with the same inode, which a new file may have, too
+        mirror.pull()
+        assert (here / "metrics.jsonl").read_bytes() == path.read_bytes()
+        other = there / ".metrics.jsonl.0"
+        other.write_bytes(b'{"c": 3}\n' * 10)
+        other.replace(path)
+        mirror.pull()
+        assert (here / "metrics.jsonl").read_bytes() == path.read_bytes()
+        with open(path, "ab") as file:
+            file.write(b'{"c": 4}\n')
+        moved = mirror.moved
+        mirror.pull()
+        assert (here / "metrics.jsonl").read_bytes() == path.read_bytes()
+        assert mirror.moved - moved == 9, "what is appended is sent alone"
+
+
+def test_links_are_neither_sent_nor_followed(there: Path, here: Path, tmp_path: Path) -> None:
+    write(tmp_path / "outside", {"secret": b"x", "old": b"y"})
+    (there / "leak").symlink_to(tmp_path / "outside" / "secret")
+    with mirrored(here, there) as mirror:
+        mirror.pull()
+        assert read(here) == RUN
+    (here / "more").symlink_to(tmp_path / "outside")
+    write(there, {"more/old": b"z"})
+    with mirrored(here, there) as mirror, pytest.raises(FeverError, match="more is a symbolic link"):
+        mirror.pull()
+    assert read(tmp_path / "outside") == {"secret": b"x", "old": b"y"}

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 import fever
-from fever.config import RunConfig
+from fever import plain_yaml
+from fever.config import LONGEST_YAML, MOST_EPISODES, RunConfig, validate
 from fever.errors import FeverError
 from fever.runs.run import Run, list_runs
 from fever.training.result import Result
@@ -65,6 +66,41 @@ def test_episodes_have_the_scalars_of_the_last_info(result: Result) -> None:
     assert len(rows) == result.summary["episodes"]
     assert rows[0]["info"] == {"score": 50.0, "success": 1.0, "speed": 0.5, "distance": 2.5}
     assert (rows[0]["return"], rows[0]["length"]) == (5.0, 5)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ([0] * 2_000, "it holds more than 2,000 values"),
+        (10**30, "is not an integer of 64 bits"),
+        ("x" * 100_001, "it would have 101 kB"),
+    ],
+)
+def test_a_configuration_that_could_not_be_read_again_is_not_written(
+    tmp_path: Path, values: Any, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limits are a hundredth of what they are: 200,000 values take many seconds."""
+    monkeypatch.setattr(plain_yaml, "MOST_PARTS", plain_yaml.MOST_PARTS // 100)
+    monkeypatch.setattr("fever.runs.run.LONGEST_YAML", LONGEST_YAML // 100)
+    with pytest.raises(FeverError, match=f"the configuration cannot be kept as YAML: .*{reason}"):
+        Run.create(RunConfig(env="CartPole-v1", env_kwargs={"x": values}, runs=str(tmp_path), name="one"), {})
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_large_arguments_are_kept(tmp_path: Path) -> None:
+    config = RunConfig(env="CartPole-v1", env_kwargs={"x": [0.5] * 120_000}, runs=str(tmp_path), name="one")
+    assert Run.create(config, {}).config == config
+
+
+def test_the_row_of_the_longest_evaluation_is_read(tmp_path: Path) -> None:
+    config = RunConfig(env="CartPole-v1", runs=str(tmp_path), name="one")
+    run = Run.create(config.model_copy(update={"eval_episodes": MOST_EPISODES}), {})
+    run.log_evaluation({"iteration": 1, "returns": [-1.2345678901234567e-300] * MOST_EPISODES})
+    run.close()
+    assert len(run.evaluations()[0]["returns"]) == MOST_EPISODES
+    with pytest.raises(FeverError, match="must be 10000 or less"):
+        validate(RunConfig, {"env": "CartPole-v1", "eval_episodes": MOST_EPISODES + 1}, "x")
 
 
 def test_numbers_that_json_lacks_are_null_in_rows_of_episodes(tmp_path: Path) -> None:

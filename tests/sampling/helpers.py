@@ -25,8 +25,8 @@ SIZES = {"observations": 1, "first": 1}  # arrays that have this many rows more 
 
 
 def make_workers(source: EnvSource, count: int, envs: int = 2, steps: int = 8, **fields: Any) -> tuple[Any, PPO]:
-    """A pool of workers (0: in this process) and the algorithm whose policy they act with."""
-    task = make_task(source, envs, count)
+    """A pool of workers of `envs` environments each (0: in this process), and the algorithm with their policy."""
+    task = make_task(source, envs * max(1, count), count)
     algorithm = PPO(PPOConfig(steps=steps, minibatch=envs * steps), task)
     spec = SamplerSpec(source, algorithm.network, envs, steps, 0.99, 0, **fields)
     if count == 0:

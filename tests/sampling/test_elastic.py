@@ -39,12 +39,12 @@ def training(algo: str, folder: Path) -> Iterator[tuple[Any, Callable[[], set[in
     source = EnvSource("CartPole-v1")
     kind = find_algorithm(algo)
     settings = validate(kind.Config, {"hidden": [8], **SETTINGS[algo]}, algo)
-    algorithm = kind(settings, make_task(source, workers=2))
+    algorithm = kind(settings, make_task(source, 4, workers=2))
     pool: Any = algorithm.start(SamplingContext(source, folder, 0))
     assert isinstance(pool, RayPool)
     pool.cluster.elastic = True
     have(pool, 2)
-    pool.track_cores(2)
+    pool.track_machines(2)
     iterations = algorithm.train(pool)
     try:
         yield pool, lambda: {report.worker_index for report in next(iterations).reports}
@@ -58,9 +58,7 @@ def have(pool: RayPool, cores: float) -> None:
     pool.cluster.machines = lambda now=False: [Machine(here.node, here.host, cores)]  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize(
-    "algo", [pytest.param(algo, marks=[pytest.mark.slow] * (algo in ("trpo", "apex"))) for algo in SETTINGS]
-)
+@pytest.mark.parametrize("algo", [pytest.param(algo, marks=[pytest.mark.slow] * (algo != "ppo")) for algo in SETTINGS])
 def test_workers_come_and_go_with_machines(algo: str, tmp_path: Path, ray: Any) -> None:
     with training(algo, tmp_path) as (pool, learn):
         assert learn() <= {0, 1}
@@ -85,7 +83,7 @@ def test_workers_come_and_go_with_machines(algo: str, tmp_path: Path, ray: Any) 
 
 def test_a_number_that_was_asked_for_is_not_exceeded(tmp_path: Path) -> None:
     with training("ppo", tmp_path) as (pool, _):
-        pool.tracks_cores = False
+        pool.tracks_machines = False
         assert [pool.wanted() for cores in (1, 2, 8) if not have(pool, cores)] == [1, 2, 2]
         pool.planned = 6  # three to a core
         assert [pool.wanted() for cores in (1, 2, 4) if not have(pool, cores)] == [3, 6, 6]

@@ -11,7 +11,9 @@ import pytest
 
 from fever.envs.source import EnvSource
 from fever.errors import FeverError
-from fever.sampling.ray_cluster import connect, cores_in_reach
+from fever.sampling import launched
+from fever.sampling.ray_cluster import connect
+from fever.sampling.ray_machines import cores_in_reach
 from fever.system import usable_cores
 from tests.sampling.helpers import make_workers
 
@@ -87,5 +89,29 @@ def test_cores_are_those_that_affinity_and_control_groups_allow(
 
 
 def test_cores_in_reach_are_usable_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fever.sampling.ray_cluster.usable_cores", lambda: 3)
+    monkeypatch.setattr("fever.sampling.ray_machines.usable_cores", lambda: 3)
     assert cores_in_reach() == 3
+
+
+@pytest.mark.parametrize("joins", [True, False])
+def test_a_run_begins_when_the_launched_machines_are_there(
+    joins: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Or after a while without those that did not come."""
+
+    class Launching:
+        looks = 0
+
+        def machines(self) -> list[str]:
+            self.looks += 1
+            return ["head", *["worker"] * min(self.looks // 2, 2 if joins else 1)]
+
+    monkeypatch.setattr(launched, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(launched, "LAUNCH_SECONDS", 60.0 if joins else 0.3)
+    cluster: Any = Launching()
+    launched.await_launched(cluster, 2)
+    first, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("2 of 2 machines are being launched; the run begins when they are there")
+    assert last.startswith("all 2 machines are there after" if joins else "only 1 of 2 machines are there; workers are")
+    launched.await_launched(cluster, 1)
+    assert capsys.readouterr().err == ""  # nothing to wait for

@@ -20,7 +20,7 @@ from fever.envs.source import EnvSource
 from fever.errors import ContractError
 from fever.sampling.rollouts import LocalRollouts, RayRollouts, Rollouts
 from fever.sampling.spec import Fragment
-from fever.training.trainer import resume
+from fever.training.resume import resume
 from tests.helpers import wait_for
 from tests.sampling.helpers import (
     DRAWN,

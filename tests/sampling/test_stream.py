@@ -21,9 +21,9 @@ from fever.algos.impala import Impala, ImpalaConfig
 from fever.envs.source import EnvSource
 from fever.errors import ContractError, TrainingError
 from fever.policy import Params
-from fever.sampling.ray_pool import Output
 from fever.sampling.spec import Fragment
 from fever.sampling.stream import LocalStream, RayStream
+from fever.sampling.worker_actor import Output
 from tests.factories import make_task
 from tests.helpers import wait_for
 
@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray")]
 def learner(source: EnvSource, workers: int, **settings: Any) -> Impala:
     """Of fragments of 10 steps of 2 environments; `fragments` * `queue` of them wait at most."""
     settings = {"hidden": (8,), "steps": 10, "minibatches": 1, **settings}
-    return Impala(ImpalaConfig(**settings), make_task(source, workers=workers))
+    return Impala(ImpalaConfig(**settings), make_task(source, 2 * max(1, workers), workers))
 
 
 @contextmanager
@@ -71,9 +71,9 @@ def pids_of(stream: RayStream) -> list[int]:
 def by_hand(queue_size: int = 100, max_lag: int = 100) -> Iterator[tuple[RayStream, Callable[..., None]]]:
     """A stream, and a function that lets a fragment of some worker and version arrive."""
     algorithm = learner(EnvSource("CartPole-v1"), 1)
-    spec: Any = SimpleNamespace(source=None)  # no worker is made
+    spec: Any = SimpleNamespace(source=None, cpus=None)  # no worker is made
     stream = RayStream(spec, algorithm.task.observation, algorithm.task.action, 0, 0, queue_size, max_lag)
-    stream.get = lambda call: (call, Output("", {}))  # type: ignore[method-assign, assignment, return-value]
+    stream.fetch = lambda call: (call, Output("", {}))  # type: ignore[method-assign, assignment, return-value]
 
     def arrive(version: int, worker: int = 0) -> None:
         fragment = Arrived(0, [], worker, version, {}, "", {})
@@ -153,6 +153,7 @@ def test_one_sampler_in_this_process_is_deterministic_and_fresh() -> None:
 # With workers.
 
 
+@pytest.mark.slow
 def test_a_slow_sampler_holds_up_nobody() -> None:
     with started("tests.environments:UnevenEnv", {"milliseconds": 10}, fragments=4) as (stream, _):
         wait_for(lambda: stream.waiting, "fragment")
@@ -219,6 +220,7 @@ def test_every_fragment_was_made_with_the_weights_of_its_version() -> None:
         stream.close()
 
 
+@pytest.mark.slow
 def test_no_fragment_is_older_than_allowed_though_one_sampler_is_slow() -> None:
     kwargs = {"milliseconds": 10}
     with started("tests.environments:UnevenEnv", kwargs, max_lag=3, fragments=2) as (stream, weights):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -18,6 +19,7 @@ from fever.envs.source import EnvContext, EnvSource
 from fever.envs.worker_count import choose_workers
 from fever.errors import ContractError, FeverError, TrainingError
 from fever.sampling.ray_cluster import Cluster
+from tests.environments import SleepEnv
 from tests.helpers import processes_with, run_fever, wait_for, without_ray
 from tests.sampling.helpers import make_workers
 
@@ -110,7 +112,9 @@ def test_worker_that_ray_ended_is_replaced_whatever_ray_calls_it(
     try:
         workers.broadcast(algorithm.weights())
         get, errors = ray.get, [getattr(ray.exceptions, kind)("it is gone")]
-        monkeypatch.setattr(ray, "get", lambda call: get(call) if not errors else raises(errors.pop()))
+        monkeypatch.setattr(
+            ray, "get", lambda call, **limit: get(call, **limit) if not errors else raises(errors.pop())
+        )
         assert len(workers.collect(1)) == 1
         assert workers.restarts == 1
     finally:
@@ -173,7 +177,7 @@ def test_environments_get_their_place_and_close_in_every_worker(tmp_path: Path) 
 
 def test_training_from_python_with_workers_and_a_factory(tmp_path: Path) -> None:
     result = fever.train(
-        lambda: make_envs_of_five(), workers=2, envs=2, runs=tmp_path, stop={"iterations": 2}, steps=32, minibatch=64
+        lambda: make_envs_of_five(), workers=2, envs=4, runs=tmp_path, stop={"iterations": 2}, steps=32, minibatch=64
     )
     assert result.summary["workers"] == 2
     assert result.summary["length_mean"] == 5
@@ -207,7 +211,7 @@ def test_auto_measures_and_says_why(source: EnvSource, expected: Any, reason: st
     ("workers", "share", "fit"), [(3, 0.6, False), (2, 0.6, True), (6, 1 / 3, True), (20, 0.1, True), (2, 1.0, True)]
 )
 def test_no_share_of_a_gpu_is_of_two(workers: int, share: float, fit: bool) -> None:
-    cluster = Mock(**{"ray.cluster_resources.return_value": {"GPU": 2.0}})
+    cluster = Mock(**{"ask.return_value": {"GPU": 2.0}})
     if fit:
         Cluster.require_gpus(cluster, share * workers, share)
     else:
@@ -266,3 +270,23 @@ def test_workers_end_with_the_command_and_leave_no_process(tmp_path: Path) -> No
     assert json.loads(done.stdout.splitlines()[-1])["workers"] == 2
     assert "warn" not in without_ray(done.stderr).lower()
     wait_for(lambda: not processes_with(f"FEVER_TEST_MARK={tmp_path}"), "end of all processes")
+
+
+def test_workers_take_turns_in_making_their_environments(ray: Any, tmp_path: Path) -> None:
+    source = EnvSource(f"{__name__}:TimedStart", {"folder": str(tmp_path)})
+    workers, _ = make_workers(source, 4, envs=1, starts_at_once=2)
+    workers.close()
+    times = [tuple(map(float, path.read_text().split())) for path in tmp_path.iterdir()]
+    assert len(times) == 5  # one more to see its spaces
+    at_once = [sum(begin <= moment < end for begin, end in times) for moment, _ in times]
+    assert max(at_once) <= 2
+
+
+class TimedStart(SleepEnv):
+    """Takes a while to be made, and writes when that was."""
+
+    def __init__(self, folder: str) -> None:
+        begin = time.time()
+        time.sleep(0.5)
+        super().__init__(0)
+        (Path(folder) / f"{os.getpid()}").write_text(f"{begin} {time.time()}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,8 @@ def test_a_callback_asks_for_a_checkpoint_and_for_the_end(tmp_path: Path) -> Non
         def on_checkpoint(self, info: TrainingInfo, path: Path) -> None:
             super().on_checkpoint(info, path)
             assert info.run.checkpoint().path == path
-            info.request_stop("plateau")
+            if info.iteration > 1:  # the first iteration is saved without being asked
+                info.request_stop("plateau")
 
     asks = Asks()
     result = train(tmp_path, asks, iterations=5)
@@ -113,6 +115,25 @@ def test_a_callback_that_fails_is_named_and_the_run_is_saved(tmp_path: Path, hoo
     assert run.status == "failed"
     assert run.checkpoint().iteration == len(run.metrics()) > 0
     assert recorder.calls[-1] == ("stop", "failed")
+
+
+def test_a_callback_that_calls_sys_exit_has_failed(tmp_path: Path) -> None:
+    class Leaves(Callback):
+        def on_iteration(self, info: TrainingInfo) -> None:
+            sys.exit(0)
+
+        def on_stop(self, info: TrainingInfo) -> None:
+            raise GeneratorExit
+
+    with pytest.raises(TrainingError, match=r"Leaves failed in on_iteration: SystemExit: 0$"):
+        train(tmp_path, Leaves())
+    assert Run.open("a", tmp_path).status == "failed"
+
+
+def test_an_algorithm_that_calls_sys_exit_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fever.training.progress.Progress.count", lambda *arguments: sys.exit(0))
+    with pytest.raises(TrainingError, match=r"^SystemExit: 0 \(.*test_callbacks\.py:\d+\)$"):
+        train(tmp_path)
 
 
 def test_failing_at_the_start_leaves_nothing_and_at_the_stop_everything(tmp_path: Path) -> None:

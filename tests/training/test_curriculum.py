@@ -17,8 +17,8 @@ from fever.envs.source import EnvContext, EnvSource
 from fever.errors import ContractError, TrainingError
 from fever.runs.evaluate import evaluate, source_of
 from fever.runs.run import Run
-from fever.training import trainer
 from fever.training.callbacks import Callback, TrainingInfo
+from fever.training.resume import resume
 from tests.environments import IdentityEnv, InfoEnv, SameStepCounters
 from tests.sampling.helpers import make_workers
 
@@ -51,10 +51,8 @@ class Lengthens(Callback):
 
 
 def train(folder: Path, algo: str, workers: int, callback: Callback, env: Any = ENV, **stop: Any) -> Any:
-    settings = ALGORITHMS[algo]
-    return fever.train(
-        env, algo, runs=folder, name="a", workers=workers, envs=2, stop=stop, callbacks=[callback], **settings
-    )
+    more = {"workers": workers, "envs": 2 * max(1, workers), **ALGORITHMS[algo]}
+    return fever.train(env, algo, runs=folder, name="a", stop=stop, callbacks=[callback], **more)
 
 
 def lengths(rows: list[dict[str, Any]]) -> dict[tuple[int, int], list[int]]:
@@ -97,7 +95,7 @@ def test_resume_and_evaluation_have_the_new_arguments(tmp_path: Path, workers: i
     run = train(tmp_path, "ppo", workers, Lengthens(), iterations=8).run
     before = len(run.episodes())
     config = run.config.model_copy(update={"stop": run.config.stop.model_copy(update={"iterations": 10})})
-    trainer.resume(run, config)
+    resume(run, config)
     assert {row["length"] for row in run.episodes()[before:]} == {9}
     assert run.metrics()[-1]["env/limit"] == 9
     assert run.checkpoint().env_changes == {"limit": 9}

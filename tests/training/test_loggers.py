@@ -40,6 +40,7 @@ def places(folder: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_a_run_and_its_resumption_are_one_run_of_both_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # for reading; quicker to make than a database
     variables = {**places(tmp_path), **SECRETS}
@@ -49,6 +50,7 @@ def test_a_run_and_its_resumption_are_one_run_of_both_trackers(tmp_path: Path, m
     run = Run(tmp_path / "runs/maze-seed-3")
     (run.path / "videos").mkdir()
     (run.path / "videos/00000003.gif").write_bytes(b"GIF89a")
+    (run.path / "videos/.00000004.5d0a.gif").write_bytes(b"GIF89a")  # of a process that was killed
     done = run_fever(
         "resume", "maze-seed-3", "--runs", "runs", "--stop-iterations", "5", "-q", cwd=tmp_path, **variables
     )
@@ -79,6 +81,7 @@ def _check_mlflow(run: Run, rows: list[dict[str, Any]], store: str) -> None:
             assert [(one.step, one.value) for one in history] == [(row["steps"], row[name]) for row in rows]
         kept = {path for folder in ("", "best", "videos") for path in _listed(client, identity, folder)}
     assert {"summary.json", "best/arrays.safetensors", "best/manifest.json", "videos/00000003.gif"} <= kept
+    assert not any("00000004" in path for path in kept)
 
 
 def _listed(client: Any, identity: str, folder: str) -> list[str]:

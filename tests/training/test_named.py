@@ -121,6 +121,7 @@ def test_a_search_makes_no_directory_if_a_callback_cannot_be_made(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_every_trial_of_a_search_has_the_callbacks(tmp_path: Path) -> None:
     config = configure(

@@ -67,7 +67,8 @@ def test_a_chain_of_two_is_recorded_and_not_repeated_when_resumed(
     assert third.config.start_from == f"{second.path.resolve()}:2"
     monkeypatch.setattr("fever.training.start_from.take_weights", lambda *words: pytest.fail("taken again"))
     config = second.config
-    resumed = Trainer(config.model_copy(update={"stop": config.stop.model_copy(update={"iterations": 3})}), run=second)
+    longer = config.model_copy(update={"stop": config.stop.model_copy(update={"iterations": 3})})
+    resumed = Trainer(longer, run=second, checkpoint=second.checkpoint())
     assert resumed.run().summary["iterations"] == 3
 
 

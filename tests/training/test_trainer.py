@@ -17,10 +17,13 @@ from fever.algos.normalize import Normalizer
 from fever.algos.ppo import PPO
 from fever.config import RunConfig, Stop
 from fever.errors import ContractError, FeverError, TrainingError
+from fever.replay.experience import LocalExperience
 from fever.runs.run import Run
 from fever.sampling.workers import LocalWorkers
 from fever.training.display import Display
-from fever.training.trainer import Trainer, resume
+from fever.training.evaluation import Evaluation
+from fever.training.resume import resume
+from fever.training.trainer import Trainer
 from tests.environments import TimeLimitEnv
 from tests.helpers import same_arrays
 
@@ -220,16 +223,17 @@ def test_what_was_not_saved_is_not_said_to_be(tmp_path: Path, monkeypatch: Any, 
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
 
-    act_in_learning(monkeypatch, 3, cut)
+    act_in_learning(monkeypatch, 1, cut)
     display = Messages()
     trainer = prepared(tmp_path, display)
     trainer.prepared = replace(trainer.prepared, uninterruptible=True)  # as RLlib's: what was cut is not saved
     with pytest.raises(
         KeyboardInterrupt if interrupted else RuntimeError,
-        match="^before anything was saved; nothing is left behind$" if interrupted else "a fault",
+        match="^before anything was learned; nothing is left behind$" if interrupted else "a fault",
     ):
         trainer.run()
-    assert display.said == ([] if interrupted else [f"nothing was saved; what it wrote is in {tmp_path / 'a'}"])
+    assert display.said == []
+    assert not (tmp_path / "a").exists()
 
 
 def test_a_refused_resume_leaves_the_run_as_it_was(tmp_path: Path, monkeypatch: Any) -> None:
@@ -276,7 +280,7 @@ def test_private_folders_are_in_the_run_directory(tmp_path: Path) -> None:
 
 
 def test_normalisation_is_saved_with_the_policy_and_frozen(tmp_path: Path) -> None:
-    result = fever.train("Pendulum-v1", runs=tmp_path, stop={"iterations": 3}, **SMALL)
+    result = fever.train("Pendulum-v1", runs=tmp_path, stop={"iterations": 3}, preset=False, **SMALL)
     params = result.policy.params
     mean = params["observation/mean"].copy()
     assert np.abs(mean).max() > 0
@@ -287,3 +291,38 @@ def test_normalisation_is_saved_with_the_policy_and_frozen(tmp_path: Path) -> No
 def test_unknown_setting_from_python_is_a_fever_error(tmp_path: Path) -> None:
     with pytest.raises(FeverError, match="did you mean gamma"):
         fever.train("CartPole-v1", runs=tmp_path, gama=0.9)
+
+
+def saved_dqn(tmp_path: Path) -> Run:
+    settings = {"warmup": 100, "batch": 8, "report_steps": 200}
+    stop = {"steps": 600}
+    return fever.train("CartPole-v1", algo="dqn", workers=0, stop=stop, runs=tmp_path, progress=False, **settings).run
+
+
+def test_a_pool_that_was_not_filled_is_never_saved(tmp_path: Path, monkeypatch: Any) -> None:
+    """It would replace the replay buffer that was saved by an empty one."""
+    run = saved_dqn(tmp_path)
+    trainer = Trainer(run.config.model_copy(update={"stop": Stop(steps=900)}), run=run, checkpoint=run.checkpoint())
+    pools: list[Any] = []
+
+    def interrupt(pool: Any, folder: Path) -> None:
+        pools.append(pool)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LocalExperience, "restore", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        trainer._start(run)
+    assert pools
+    assert trainer.pool is None
+
+
+def test_an_evaluated_checkpoint_is_not_replaced_by_what_was_learned_since(tmp_path: Path) -> None:
+    run = saved_dqn(tmp_path)
+    trainer = Trainer(run.config.model_copy(update={"stop": Stop(steps=900)}), run=run, checkpoint=run.checkpoint())
+    trainer.evaluation = Evaluation.__new__(Evaluation)  # without environments
+    trainer.evaluation.row = {"return_mean": 9.0}
+    trainer.evaluation.weights = {name: value + 1 for name, value in trainer.learner.weights().items()}
+    trainer.progress.iteration = run.checkpoint().iteration
+    trainer.write_checkpoint(run)
+    assert trainer.evaluation.row == {}
+    assert [one.iteration for one in run.checkpoints()][-1] == trainer.progress.iteration

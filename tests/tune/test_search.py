@@ -161,6 +161,7 @@ class Abreast(TimeLimitEnv):
             return 0
 
 
+@pytest.mark.slow
 def test_pbt_continues_from_copies_of_good_trials(ray: Any, tmp_path: Path) -> None:
     config = configure(
         tmp_path,
@@ -197,6 +198,9 @@ class Machines:
     def machines(self) -> list[Machine]:
         return self.found
 
+    def ask(self, question: Any) -> Any:
+        return question()
+
 
 TWO_CORES = Machines(Machine("node", "host", 2.0))
 
@@ -210,7 +214,12 @@ def make_study(tmp_path: Path, **fields: Any) -> SimpleNamespace:
     assert config.search is not None
     bundles = provider.trial_bundles(first_point(config, parse(space)), source) if provider else None
     return SimpleNamespace(
-        search=config.search, config=config, workers=config.workers, trials=config.search.trials, bundles=bundles
+        search=config.search,
+        config=config,
+        workers=config.workers,
+        trials=config.search.trials,
+        bundles=bundles,
+        cores=1 + int(config.workers or 0),
     )
 
 
@@ -279,7 +288,7 @@ def test_interrupted_search_continues(ray: Any, tmp_path: Path) -> None:
     before = Run(run.path / "trials" / "0002").checkpoint().iteration
     assert before > 1
 
-    with pytest.raises(FeverError, match=r"reads pickles in .*, which can run any program; .* add --trust"):
+    with pytest.raises(FeverError, match=r"/tune holds pickles, which can run any program .* add --trust"):
         search(run.config, run=run)
     again = search(run.config, run=run, trust=True)
     rows = rows_of(again["run"])
@@ -298,9 +307,21 @@ def test_trials_with_pickles_are_not_continued_unless_trusted(tmp_path: Path) ->
     )
     assert not may_resume(run, trust=False)
     (run.path / "trials" / "0001" / "checkpoints" / "000001" / "files").mkdir(parents=True)
-    with pytest.raises(FeverError, match=r"reads pickles in .*/trials, which can run any program; .* --trust"):
+    with pytest.raises(FeverError, match=r"/trials holds pickles, which can run any program .* --trust"):
         search(run.config, run=run)
     assert not may_resume(run, trust=True)
+
+
+def test_a_search_that_was_killed_as_it_began_starts_anew(tmp_path: Path) -> None:
+    """Ray Tune writes what the search is before it writes which trials there are."""
+    run = Run.create(configure(tmp_path, space={"learning_rate": "uniform(0,1)"}, name="killed"), {})
+    (run.path / "tune").mkdir()
+    (run.path / "tune" / "tuner.pkl").write_bytes(b"the search")
+    with pytest.raises(FeverError, match="holds pickles"):
+        may_resume(run, trust=False)
+    assert not may_resume(run, trust=True)
+    (run.path / "tune" / "experiment_state-2026-11-19_05-32-37.json").write_text("{}")
+    assert may_resume(run, trust=True)
 
 
 def test_search_that_fails_leaves_what_there_is(ray: Any, tmp_path: Path, searched: dict[str, Any]) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,14 +18,19 @@ from fever.config import Stop
 from fever.envs.source import EnvSource
 from fever.errors import FeverError, TrainingError
 from fever.rllib.settings import split_settings
+from fever.runs import disk
+from fever.runs.disk import Appender, Disk
 from fever.runs.run import Run
+from fever.signals import Interrupts
 from fever.tune import search
 from fever.tune.records import Record, append, ranked, read, write_best
 from fever.tune.score import BUDGET, LearningCurve, mean_score
 from fever.tune.space import check_space, is_space_expression, parse, parse_dimension
 from fever.tune.store import SearchFolder, TrialFolder, TrialStore
-from fever.tune.study import check_kind, resolve
+from fever.tune.study import Study, check_kind, resolve
+from fever.tune.table import SearchDisplay
 from fever.tune.trial import Plan, Trial
+from fever.tune.watch import Watcher
 from tests.environments import TimeLimitEnv
 from tests.tune.helpers import SMALL, configure
 
@@ -67,6 +75,9 @@ def test_expressions_are_read(text: str, edges: list[Any]) -> None:
         ("choice(__import__('os').system('true'))", "is not a value"),
         ("choice(1", "not a function with values"),
         ("(lambda: 1)()", "not a function with values"),
+        ("choice(" + "-" * 100_000 + "1)", "not a function with values"),
+        ("choice(" + "-" * 500 + "1)", "is not a value"),
+        ("choice(99999999999999999999)", "is not a value"),
     ],
 )
 def test_other_expressions_are_refused_with_what_is_allowed(text: str, why: str) -> None:
@@ -283,8 +294,7 @@ def test_runs_of_rllib_are_known_by_their_present_names(tmp_path: Path) -> None:
         trial.settings = settings
         config = trial.plan.run_config(1, {"model.fcnet_hiddens": [16]}, 0, tmp_path)
         left = Run.create(split_settings(config)[0], {})
-        (left.path / "checkpoints" / "000001").mkdir(parents=True)
-        (left.path / "checkpoints" / "000001" / "manifest.json").write_text("{}")
+        left.save_checkpoint({}, {"iteration": 1, "score": None}, 1)
         found = trial._previous_run(left.path, trial.plan.run_config(1, settings, 0, tmp_path))
         assert (found is not None) is same
         if same:
@@ -303,14 +313,14 @@ class Leaving(TimeLimitEnv):
 
 
 def test_trial_whose_environment_exits_fails(tmp_path: Path) -> None:
-    trial = make_trial(tmp_path, None, 1, env=Leaving)
+    trial = make_trial(tmp_path, None, 1, env=Leaving, max_env_failures=0)
     trial.thread.start()
     report = trial.reports.get(timeout=240)
     while isinstance(report, dict):
         trial.may_continue.release()
         report = trial.reports.get(timeout=240)
     assert isinstance(report, TrainingError)
-    assert str(report) == "the environment or algorithm exited with SystemExit('no licence')"
+    assert str(report) == "tests.tune.test_tune:Leaving called sys.exit(no licence)"
 
 
 def test_trial_without_an_episode_says_so(tmp_path: Path, store: Any) -> None:
@@ -323,11 +333,15 @@ def test_trial_without_an_episode_says_so(tmp_path: Path, store: Any) -> None:
 
 
 def test_a_trial_after_a_line_that_was_cut_is_read(tmp_path: Path) -> None:
-    append(tmp_path / "trials.jsonl", Record(1, {}))
+    append(table(tmp_path), Record(1, {}))
     with open(tmp_path / "trials.jsonl", "a") as file:
         file.write('{"number": 2, "sett')
-    append(tmp_path / "trials.jsonl", Record(3, {}))
+    append(table(tmp_path), Record(3, {}))
     assert sorted(read(tmp_path / "trials.jsonl")) == [1, 3]
+
+
+def table(folder: Path) -> Appender:
+    return Appender(folder / "trials.jsonl", Disk(folder))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -337,3 +351,102 @@ def test_the_best_settings_say_nothing_of_workers_if_trials_had_none(tmp_path: P
     assert values["settings"] == {**SMALL, "gamma": 0.9}
     assert values.get("workers") == (workers or None)
     assert ("workers" in values) == bool(workers)
+
+
+# links
+
+
+def leave_run(trial: Trial, path: Path) -> Run:
+    """A run with a checkpoint of iteration 5, which has the settings of the trial."""
+    config = trial.plan.run_config(trial.number, trial.settings, 0, path.parent)
+    left = Run.create(config.model_copy(update={"runs": str(path.parent), "name": path.name}), {})
+    left.save_checkpoint({}, {"iteration": 5, "score": None, "steps": 7}, 1)
+    return left
+
+
+def test_a_trial_that_is_a_link_to_another_run_is_refused(tmp_path: Path) -> None:
+    trial = make_trial(tmp_path, None, 1, copies=True)
+    other = leave_run(trial, tmp_path / "other")
+    path = trial.folder.root / "trials" / "0001"
+    path.parent.mkdir(parents=True)
+    path.symlink_to(other.path)
+    with pytest.raises(FeverError, match="trials/0001 is a symbolic link"):
+        trial._previous_run(path, trial.plan.run_config(1, trial.settings, 0, trial.folder.root))
+    with pytest.raises(FeverError, match="trials/0001 is a symbolic link"):
+        trial.next()
+    copy = trial.folder.root / "tune" / "2" / "checkpoint_000001"
+    copy.mkdir(parents=True)
+    (copy / "origin.json").write_text('{"trial": 2, "copy": "x", "steps": 1}')
+    with pytest.raises(FeverError, match="trials/0001 is a symbolic link"):
+        trial.adopt("tune/2/checkpoint_000001")
+    assert other.checkpoint().iteration == 5
+
+
+def test_a_copy_is_not_written_through_a_link(tmp_path: Path) -> None:
+    trial = make_trial(tmp_path, None, 1, copies=True)
+    leave_run(trial, trial.folder.root / "trials" / "0001")
+    (tmp_path / "outside").mkdir()
+    (trial.folder.root / "tune").symlink_to(tmp_path / "outside")
+    with pytest.raises(FeverError, match="tune is a symbolic link"):
+        trial.copy("tune/1/checkpoint_000001")
+    assert not any((tmp_path / "outside").iterdir())
+
+
+# a full disk
+
+
+def full(*_: Any, **__: Any) -> Any:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_copy_that_has_no_room_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good, bad = (make_trial(tmp_path, None, number, copies=True) for number in (1, 2))
+    leave_run(good, good.folder.root / "trials" / "0001")
+    assert good.copy("tune/1/checkpoint_000001")
+    own = leave_run(bad, bad.folder.root / "trials" / "0002")
+    shutil.copytree(good.folder.root / "tune", bad.folder.root / "tune")
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "copyfile", full)
+        patched.setattr(shutil, "copy2", full)
+        assert not good.copy("tune/1/checkpoint_000002")
+        bad.adopt("tune/1/checkpoint_000001")
+    assert not (good.folder.root / "tune/1/checkpoint_000002").exists()
+    assert (own.checkpoint().iteration, bad._copied()) == (5, [])
+    bad.adopt("tune/1/checkpoint_000001")
+    assert (own.checkpoint().iteration, [one["trial"] for one in bad._copied()]) == (5, [1])
+    assert [path.name for path in own.path.parent.iterdir()] == ["0002"]
+
+
+def test_rows_of_trials_wait_until_the_disk_has_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Named(SimpleNamespace):
+        def __str__(self) -> str:
+            return str(self.number)
+
+    def named(number: int) -> Any:
+        return Named(number=number, config={"x": 0.5}, last_result={"finished": True}, status="TERMINATED")
+
+    monkeypatch.setattr(disk, "RETRY_SECONDS", 0.0)
+    cluster: Any = SimpleNamespace(check=lambda: None)
+    watcher = Watcher(parse({"x": "uniform(0,1)"}), table(tmp_path), SearchDisplay(), Interrupts(), cluster)
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "open_unbuffered", full)
+        watcher.on_trial_complete(1, [], named(1))
+        watcher.on_trial_complete(1, [], named(2))
+        assert read(tmp_path / "trials.jsonl") == {}
+    watcher.on_step_end(2, [])
+    assert sorted(read(tmp_path / "trials.jsonl")) == [1, 2]
+
+
+def test_results_that_a_full_disk_refuses_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configure(tmp_path, name="a")
+    run = Run.create(config, {})
+    (run.path / "best.yaml").write_text("the last one")
+    study = Study.__new__(Study)
+    study.config, study.space = config, parse({"learning_rate": "uniform(0,1)"})
+    study.ended = {1: Record(1, {"learning_rate": 0.5}, "finished", 3.0)}
+    for place in ("fever.tune.records.write_atomically", "fever.tune.picture.draw", "fever.runs.run.write_atomically"):
+        monkeypatch.setattr(place, full)
+    assert study._write(run, "trials", 1.0, None)["best"]["trial"] == 1
+    assert (run.path / "best.yaml").read_text() == "the last one"
+    with pytest.raises(TrainingError, match=r"is full; not saved: best.yaml, search.png, summary.json"):
+        run.disk.require_saved()

@@ -40,15 +40,18 @@ def read_experiment(
 def known_part(translation: Translation) -> Translation:
     """The translation without settings that the installed RLlib does not have; a note names them.
 
-    If RLlib is not installed here, all settings stay: they are checked where the run starts.
+    Raises FeverError for an algorithm that RLlib does not have. If RLlib is not installed here, all settings stay: they
+    are checked where the run starts.
     """
+    from fever.rllib.catalogue import require_rllib
     from fever.rllib.settings import default_config, parameters
 
     algo = translation.values["algo"]
     try:
-        known = {*parameters(default_config(algo)), "observation_filter"}
-    except FeverError:  # no RLlib, or no such algorithm, which is said when it is needed
+        require_rllib()
+    except FeverError:
         return translation
+    known = {*parameters(default_config(algo)), "observation_filter"}
     settings, space = translation.values["settings"], translation.space
     lost = [name for name, value in settings.items() if name not in known and value not in OFF]
     note = [f"not translated: {', '.join(lost)}: {algo} has no such setting"] if lost else []

@@ -10,37 +10,20 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# algorithms and environments
+# algorithms
 
 RLLIB_ALGORITHMS = (  # of Ray 2.60
     "PPO", "APPO", "IMPALA", "DQN", "SAC", "CQL", "BC", "MARWIL", "IQL", "TQC", "DreamerV3",
 )  # fmt: skip
 APEX = ("APEX", "APEX_DQN", "APEX-DQN", "APEXDQN")
-REPLACEMENTS = {  # algorithm that RLlib does not have -> the closest one to use instead
-    "A2C": "impala, or rllib:IMPALA", "A3C": "impala, or rllib:IMPALA", "PG": "ppo", "DDPPO": "ppo with --workers",
-    "TRPO": "trpo, fever's own", "DDPG": "sac", "TD3": "sac", "APEX_DDPG": "sac", "APEX-DDPG": "sac", "ES": "ppo",
-    "ARS": "ppo", "SIMPLEQ": "rllib:DQN", "RAINBOW": "rllib:DQN", "R2D2": "ppo with recurrent=lstm",
-    "CRR": "rllib:CQL", "DREAMER": "rllib:DreamerV3", "QMIX": "rllib:PPO", "MADDPG": "rllib:SAC", "MAML": "ppo",
-    "ALPHAZERO": "ppo", "SLATEQ": "rllib:DQN", "MBMPO": "ppo",
+REPLACEMENTS = {  # algorithm that RLlib no longer has, in capitals without _ and - -> the closest one to use instead
+    "A2C": "a2c", "A3C": "a2c, or asynchronously impala", "PG": "a2c", "DDPPO": "ppo with --workers",
+    "TRPO": "trpo", "DDPG": "td3", "TD3": "td3", "APEXDDPG": "td3", "ES": "ppo", "ARS": "ppo",
+    "SIMPLEQ": "dqn", "RAINBOW": "dqn", "R2D2": "ppo with recurrent=lstm", "RNNSAC": "sac", "CRR": "rllib:CQL",
+    "DREAMER": "rllib:DreamerV3", "QMIX": "rllib:PPO", "MADDPG": "rllib:SAC", "MAML": "ppo", "MBMPO": "ppo",
+    "ALPHAZERO": "ppo", "ALPHASTAR": "rllib:APPO", "LEELACHESSZERO": "ppo", "SLATEQ": "dqn", "DT": "rllib:BC",
+    "BANDITLINUCB": "dqn", "BANDITLINTS": "dqn",
 }  # fmt: skip
-MUJOCO = words(
-    "Ant HalfCheetah Hopper Humanoid HumanoidStandup InvertedDoublePendulum InvertedPendulum Pusher Reacher Swimmer "
-    "Walker2d"
-)
-VERSIONS = {  # environment -> its current version, where Gymnasium has removed or replaced older ones
-    "Pendulum": 1, "Acrobot": 1, "FrozenLake": 1, "FrozenLake8x8": 1, "CliffWalking": 1, "Taxi": 3, "CarRacing": 3,
-    "LunarLander": 3, "LunarLanderContinuous": 3, "BipedalWalker": 3, "BipedalWalkerHardcore": 3,
-    **dict.fromkeys(MUJOCO, 5),
-}  # fmt: skip
-GAMES = words(  # Atari games, which had ids such as Pong-v0
-    "Adventure AirRaid Alien Amidar Assault Asterix Asteroids Atlantis BankHeist BattleZone BeamRider Berzerk "
-    "Bowling Boxing Breakout Carnival Centipede ChopperCommand CrazyClimber Defender DemonAttack DoubleDunk "
-    "ElevatorAction Enduro FishingDerby Freeway Frostbite Gopher Gravitar Hero IceHockey Jamesbond JourneyEscape "
-    "Kangaroo Krull KungFuMaster MontezumaRevenge MsPacman NameThisGame Phoenix Pitfall Pong Pooyan PrivateEye Qbert "
-    "Riverraid RoadRunner Robotank Seaquest Skiing Solaris SpaceInvaders StarGunner Tennis TimePilot Tutankham "
-    "UpNDown Venture VideoPinball WizardOfWor YarsRevenge Zaxxon"
-)
-OLD_ATARI = re.compile(r"([A-Z][A-Za-z0-9]*?)(-ram)?(NoFrameskip|Deterministic)?-v([04])")
 
 # settings
 
@@ -159,6 +142,7 @@ RUN_FIELDS = {  # current name of a setting -> the field of RunConfig that it se
     "num_env_runners": "workers", "num_envs_per_env_runner": "envs", "num_gpus_per_env_runner": "gpus_per_worker",
     "seed": "seed",
 }  # fmt: skip
+RUNNERS = {"PPO": 2, "APPO": 2, "IMPALA": 2}  # env runners where a file does not say how many; otherwise 0
 APEX_NAMES = {  # current name in RLlib -> name in fever's Ape-X
     "lr": "learning_rate", "gamma": "gamma", "n_step": "n_step", "double_q": "double", "dueling": "dueling",
     "train_batch_size_per_learner": "batch", "replay_buffer_config.capacity": "buffer",
@@ -168,6 +152,13 @@ APEX_NAMES = {  # current name in RLlib -> name in fever's Ape-X
     "num_replay_buffer_shards": "replay_shards", "min_sample_timesteps_per_iteration": "report_steps",
     "model_config.fcnet_activation": "activation", "clip_rewards": "clip_rewards",
 }  # fmt: skip
+APEX_DEFAULTS = {  # RLlib's defaults for its Ape-X, by RLlib's current names
+    "n_step": 3, "lr": 5e-4, "grad_clip": 40.0, "train_batch_size_per_learner": 512, "training_intensity": 1,
+    "target_network_update_freq": 500_000, "num_steps_sampled_before_learning_starts": 50_000,
+    "replay_buffer_config.capacity": 2_000_000, "replay_buffer_config.alpha": 0.6, "replay_buffer_config.beta": 0.4,
+    "rollout_fragment_length": 50, "min_sample_timesteps_per_iteration": 25_000,
+}  # fmt: skip
+APEX_FIXED = {"updates": 4, "epsilon_steps": 1}  # as RLlib's: few gradient steps a call, no schedule of exploration
 APEX_LOST = {
     "epsilon": "every explorer keeps one epsilon of a fixed series, as RLlib's workers did",
     "num_atoms": "fever's Ape-X learns expected values, not distributions",
@@ -186,7 +177,6 @@ STOP = {  # the last part of a metric's name -> the stop rule
     "training_iteration": "iterations",
 }  # fmt: skip
 RLLIB_WINDOW = 100  # episodes in RLlib's mean return
-APEX_BATCH, APEX_UPDATES = 512, 4  # defaults of fever's Ape-X: transitions per gradient step, gradient steps per call
 BUFFER = "replay_buffer_config."
 MODEL_PREFIXES = tuple(f"{name}." for name in MODEL_SETTINGS)
 OLD_BUFFERS = ("ReplayBuffer", "PrioritizedReplayBuffer", "MultiAgentReplayBuffer", "MultiAgentPrioritizedReplayBuffer")

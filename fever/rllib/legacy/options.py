@@ -55,7 +55,7 @@ STOP_OPTIONS = {"seconds": "time"}  # field of Stop -> end of its option, where 
 OLD_OPTIONS = {  # option -> the field of RunConfig that it sets, and the hint
     "num_workers": ("workers", "taken as --workers {0}"),
     "num_cpus": ("workers", "taken as --workers {0}"),
-    "num_gpus": (None, "the learner uses a GPU if there is one"),
+    "num_gpus": (None, "the learner uses a GPU if there is one; --on slurm asks for as many: --gpus"),
     "ray_num_cpus": (None, "not needed; --workers sets the number of sampler processes"),
     "ray_num_gpus": (None, "not needed; the learner uses a GPU if there is one"),
     "framework": (None, "not needed: fever's algorithms use JAX, those of RLlib PyTorch"),

@@ -33,7 +33,7 @@ class Reader:
 
     def read(self, config: dict[str, Any]) -> None:
         """Read settings; a schedule wins over the constant of the same setting."""
-        given = dict(flat(numbers(config)))
+        given = _offline(dict(flat(numbers(config))))
         kept = {full: given.pop(full) for full in list(given) if full.partition(".")[0] in self.own}
         for full, value in kept.items():
             self.put(full, full, value)
@@ -123,6 +123,24 @@ class Reader:
             for name in (f"{old_names.BUFFER}alpha", f"{old_names.BUFFER}beta"):
                 self.settings.pop(name, None)
                 self.sources.pop(name, None)
+
+
+def _offline(given: dict[str, Any]) -> dict[str, Any]:
+    """The settings with the present form of the former `input`: `sampler` was the environment, and `dataset` had its
+    path and format in `input_config`. What RLlib wrote as JSON were its batches of that time."""
+    source = as_mapping("input_config", given.get("input_config"))
+    name = "input_" if "input_" in given else "input"
+    if given.get(name) == "dataset":
+        if not source.get("paths"):
+            raise ValueError("input: dataset needs its path: input_config: {paths: FOLDER, format: json}")
+        given = {**given, name: source["paths"]}
+        given.pop("input_config")
+    if given.get(name) == "sampler":
+        return {key: value for key, value in given.items() if key != name}
+    paths = given["input"] if isinstance(given.get("input"), list) else [given.get("input", "")]
+    if source.get("format") == "json" or all(str(path).endswith(".json") for path in paths):
+        given = {"input_read_method": "read_json", "input_read_sample_batches": True, **given}
+    return given
 
 
 def _gpus(reader: Reader, value: Any) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from fever.envs.old_ids import find_current
 from fever.errors import FeverError
 from fever.rllib.legacy import old_names
 from fever.rllib.legacy.reader import (
@@ -24,6 +25,10 @@ from fever.rllib.legacy.reader import (
 )
 
 Keys = tuple[str, ...]  # names that lead to a nested setting
+NONDETERMINISTIC = (
+    "nondeterministic is left out: it described an environment and changed nothing; "
+    "repeat_action_probability sets sticky actions"
+)
 TUNE = re.compile(r"(?:ray\.)?tune\.(uniform|loguniform|randint|choice|grid_search)\((.*)\)", re.DOTALL)
 
 
@@ -58,27 +63,26 @@ def current_algorithm(name: Any, where: str) -> str:
     known |= {one.lower(): "apex" for one in old_names.APEX}
     if str(name).lower() in known:
         return known[str(name).lower()]
-    closest = old_names.REPLACEMENTS.get(str(name).upper())
+    refuse_removed(str(name), where)
+    return f"rllib:{name}"  # a newer algorithm, or a mistake that is reported when RLlib is asked for it
+
+
+def refuse_removed(name: str, where: str) -> None:
+    """Raise FeverError for an algorithm that RLlib had once. Needs no RLlib: also for jobs that others run."""
+    closest = old_names.REPLACEMENTS.get(name.upper().replace("_", "").replace("-", ""))
     if closest is not None:
         raise FeverError(f"{where}: RLlib has no algorithm {name}; the closest is {closest}")
-    return f"rllib:{name}"  # a newer algorithm, or a mistake that is reported when RLlib is asked for it
 
 
 def current_env(name: str, config: dict[str, Any]) -> tuple[str, dict[str, Any], list[str]]:
     """The current id and arguments for an old id and its `env_config`, and notes for the user."""
-    if match := old_names.OLD_ATARI.fullmatch(name):
-        game, ram, frames, version = match.groups()
-        if ram or frames or game in old_names.GAMES:
-            sticky = {"repeat_action_probability": 0.0} if version == "4" else {}
-            memory = {"obs_type": "ram", **({"frameskip": 1} if frames == "NoFrameskip" else {})} if ram else {}
-            how = "without sticky actions; an episode is a whole game" if sticky else "an episode is a whole game"
-            return f"ALE/{game}-v5", {**sticky, **memory, **config}, [f"{name} is ALE/{game}-v5 now, {how}"]
-    stem, _, version = name.rpartition("-v")
-    if version.isdigit() and int(version) < old_names.VERSIONS.get(stem, 0):
-        robot, current = stem in old_names.MUJOCO, f"{stem}-v{old_names.VERSIONS[stem]}"
-        if robot and version == "4":  # which still exists
-            return name, config, []
-        return current, config, [f"{name} is {current} now{': returns may differ' if robot else ''}"]
+    name = name.removeprefix("ale_py:")
+    if "nondeterministic" in config and ":" not in name:  # of gym's registration, not of the environment
+        rest = {key: value for key, value in config.items() if key != "nondeterministic"}
+        id, arguments, notes = current_env(name, rest)
+        return id, arguments, [*notes, NONDETERMINISTIC]
+    if (current := find_current(name)) is not None:
+        return current.id, {**current.arguments, **config}, [current.note]
     if name.startswith("ALE/") and config.get("frameskip") == 1 and "obs_type" not in config:
         rest = {key: value for key, value in config.items() if key != "frameskip"}
         return name, rest, ["frameskip: 1 is left out: RLlib skipped frames itself, fever leaves it to the environment"]
@@ -130,6 +134,9 @@ def _read_experiment(chosen: dict[str, Any], algo: str, name: str) -> Translatio
     for current, own in old_names.RUN_FIELDS.items():
         if settings.get(current) is not None:
             values[own] = settings[current]
+            if own == "envs":  # the file has those of each runner
+                runners = values.get("workers", old_names.RUNNERS.get(reader.algorithm, 0))
+                values[own] = as_number(current, values[own]) * max(1, as_number("num_env_runners", runners))
             reader.sources[f"--{own.replace('_', '-')}"] = reader.sources[current]
         settings.pop(current, None)
         reader.sources.pop(current, None)
@@ -164,8 +171,11 @@ def _adjust(reader: Reader) -> None:
 
 
 def _as_apex(reader: Reader) -> dict[str, Any]:
-    """Settings of fever's Ape-X for those of RLlib's."""
-    given, read, result = reader.settings, dict(reader.sources), {}
+    """Settings of fever's Ape-X for those of RLlib's, with RLlib's defaults where the file gives none."""
+    missing = {name: value for name, value in old_names.APEX_DEFAULTS.items() if name not in reader.settings}
+    reader.settings |= missing
+    given, read = reader.settings, dict(reader.sources)
+    result: dict[str, Any] = {**old_names.APEX_FIXED}
     reader.sources = {name: old for name, old in read.items() if name.startswith("--")}
 
     def put(current: str, own: str, value: Any) -> None:
@@ -182,10 +192,10 @@ def _as_apex(reader: Reader) -> dict[str, Any]:
         if name in old_names.APEX_NAMES:
             put(name, old_names.APEX_NAMES[name], bool(value) if name == "clip_rewards" else value)
         elif name == "target_network_update_freq":  # counted in transitions learned from
-            batch = as_number("train_batch_size", given.get("train_batch_size_per_learner", old_names.APEX_BATCH))
-            calls = int(-(-as_number(name, value) // (batch * old_names.APEX_UPDATES)))
+            batch = as_number("train_batch_size", given["train_batch_size_per_learner"])
+            calls = int(-(-as_number(name, value) // (batch * old_names.APEX_FIXED["updates"])))
             result["target"] = "hard"
-            put(name, "target_updates", calls * old_names.APEX_UPDATES)
+            put(name, "target_updates", calls * old_names.APEX_FIXED["updates"])
         elif name == "model_config.conv_filters" and value is not None:
             result["convolutions"] = [_convolution(one) for one in as_list("model.conv_filters", value)]
         elif name == "replay_buffer_config.type":
@@ -200,7 +210,11 @@ def _as_apex(reader: Reader) -> dict[str, Any]:
             reader.drop(
                 read.get(name, name), value, old_names.APEX_LOST.get(name, "fever's Ape-X does not have this setting")
             )
-    reader.remarks.append("RLlib no longer has Ape-X: this is fever's own, with fever's defaults")
+    names = (old_names.APEX_NAMES.get(name, "target_updates") for name in missing)
+    defaults = ", ".join(f"{name}={result[name]}" for name in names)
+    reader.remarks.append("RLlib no longer has Ape-X: this is fever's own")
+    if defaults:
+        reader.remarks.append(f"not in the file, RLlib's defaults for Ape-X are used: {defaults}")
     return result
 
 

@@ -76,7 +76,8 @@ class Logger(Callback):
     def on_stop(self, info: TrainingInfo) -> None:
         found = info.run.checkpoints()
         best = info.run.checkpoint("best").path if found else None
-        videos = sorted(path for path in (info.run.path / layout.VIDEOS).glob("*") if path.is_file())
+        found_videos = (info.run.path / layout.VIDEOS).glob("[!.]*")
+        videos = sorted(path for path in found_videos if path.is_file() and not path.is_symlink())
         self.rows.put(Ending(info.summary or {}, best, videos))
         self.ending.set()
         seconds = END_SECONDS if self.begun else UNREACHED_SECONDS

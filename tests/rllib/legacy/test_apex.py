@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from fever.algos.registry import config_of
 from fever.config import validate
-from fever.rllib.legacy.old_names import (
-    APEX_BATCH,
-    APEX_UPDATES,
-)
 from tests.rllib.examples import example, old
+
+RLLIB = {  # defaults of RLlib's Ape-X, in fever's words
+    "n_step": 3, "learning_rate": 5e-4, "max_gradient_norm": 40.0, "batch": 512, "replay_ratio": 1, "target": "hard",
+    "target_updates": 980, "warmup": 50_000, "buffer": 2_000_000, "priority_exponent": 0.6, "importance": 0.4,
+    "explore_steps": 50, "report_steps": 25_000, "updates": 4, "epsilon_steps": 1,
+}  # fmt: skip
 
 
 def test_apex_is_fevers_own() -> None:
     found = example("atari-apex.yaml")
-    assert (found.values["algo"], found.values["workers"], found.values["envs"]) == ("apex", 8, 8)
+    assert (found.values["algo"], found.values["workers"], found.values["envs"]) == ("apex", 8, 64)
     assert found.values["settings"] == {
+        **RLLIB,
         "double": True,
         "dueling": True,
         "n_step": 3,
@@ -48,9 +51,9 @@ def test_apex_of_2018() -> None:
     }  # fmt: skip
     found = old("APEX", "QbertNoFrameskip-v4", **config)
     assert (found.values["env"], found.values["algo"]) == ("ALE/Qbert-v5", "apex")
-    assert (found.values["workers"], found.values["envs"]) == (4, 2)
+    assert (found.values["workers"], found.values["envs"]) == (4, 8)
     assert found.values["settings"] == {
-        "double": False, "dueling": False, "n_step": 3, "learning_rate": 0.0002, "convolution_features": 512,
+        **RLLIB, "double": False, "dueling": False, "n_step": 3, "learning_rate": 0.0002, "convolution_features": 512,
         "buffer": 500_000, "priority_exponent": 0.6, "explore_steps": 50, "batch": 256, "target": "hard",
         "target_updates": 80, "report_steps": 10_000,
     }  # fmt: skip
@@ -60,12 +63,16 @@ def test_apex_of_2018() -> None:
     assert "gpu" not in lost
 
 
-def test_defaults_of_apex_are_its_own() -> None:
-    fields = config_of("apex").model_fields
-    assert (fields["batch"].default, fields["updates"].default) == (APEX_BATCH, APEX_UPDATES)
-
-
 def test_apex_of_vectors_has_all_its_layers() -> None:
     found = old("APEX_DQN", hiddens=[64], model={"fcnet_hiddens": [32, 16]}, training_intensity=4, noisy=True)
-    assert found.values["settings"] == {"hidden": [32, 16, 64], "replay_ratio": 4}
+    assert found.values["settings"] == {**RLLIB, "hidden": [32, 16, 64], "replay_ratio": 4}
     assert "not translated: noisy: fever has no noisy networks" in found.notes
+
+
+def test_defaults_of_rllibs_apex_are_used_and_named() -> None:
+    found = old("APEX", train_batch_size=64)
+    assert found.values["settings"] == {**RLLIB, "batch": 64, "target_updates": 7816}
+    validate(config_of("apex"), found.values["settings"], "apex")
+    [said] = [note for note in found.notes if note.startswith("not in the file")]
+    assert "warmup=50000" in said
+    assert "batch=" not in said

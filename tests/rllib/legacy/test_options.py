@@ -31,7 +31,7 @@ def test_options_become_fields_with_hints() -> None:
         "--run DQN: taken as --algo dqn, fever's own; RLlib's is --algo rllib:DQN",
         "--name-env CartPole-v1: the environment is the first argument: fever train CartPole-v1",
         "--num-cpus 2: taken as --workers 2",
-        "--num-gpus 0.5: the learner uses a GPU if there is one",
+        "--num-gpus 0.5: the learner uses a GPU if there is one; --on slurm asks for as many: --gpus",
     ]
     assert translate_options({"run": "MARWIL"})[0] == {"algo": "rllib:MARWIL"}
     assert all(translate_options({"run": name.upper()})[0] == {"algo": name} for name in ALGORITHMS)

@@ -10,7 +10,6 @@ import sys
 from dataclasses import fields
 from typing import Any
 
-import gymnasium as gym
 import pytest
 
 from fever.algos.registry import config_of
@@ -18,17 +17,15 @@ from fever.config import RunConfig, load_yaml, validate
 from fever.errors import FeverError
 from fever.rllib.legacy.files import is_old_yaml, known_part
 from fever.rllib.legacy.old_names import (
-    GAMES,
     MODEL_NAMES,
     RENAMED,
     RENAMED_FOR,
     RLLIB_ALGORITHMS,
     RUN_FIELDS,
-    VERSIONS,
 )
 from fever.rllib.legacy.options import translate_options
 from fever.rllib.legacy.reader import rename
-from fever.rllib.legacy.translate import current_env, translate
+from fever.rllib.legacy.translate import translate
 from tests.rllib.examples import EXPERIMENTS, FOLDER, example, old
 
 
@@ -74,7 +71,7 @@ def test_rllib_takes_the_examples(file: str, name: str) -> None:
     assert settings.pop("observation_filter", "NoFilter") in ("NoFilter", "MeanStdFilter")
     config.update_from_dict(settings)
     config.rl_module(model_config=model)
-    config.env_runners(num_env_runners=values.get("workers", 0), num_envs_per_env_runner=values.get("envs", 1))
+    config.env_runners(num_env_runners=values.get("workers", 0), num_envs_per_env_runner=1)
     config.validate()
     for setting, value in settings.items():
         if setting != "replay_buffer_config":
@@ -148,7 +145,7 @@ def test_impala_of_2018() -> None:
     config = {"sample_batch_size": 100, "train_batch_size": 400, "num_workers": 8, "num_envs_per_worker": 5}
     found = old("IMPALA", "BreakoutNoFrameskip-v4", **config, lr_schedule=schedule)
     assert (found.values["env"], found.values["algo"]) == ("ALE/Breakout-v5", "rllib:IMPALA")
-    assert (found.values["workers"], found.values["envs"]) == (8, 5)
+    assert (found.values["workers"], found.values["envs"]) == (8, 40)
     assert found.values["settings"] == {
         "lr": [[0, 0.0004], [10_000_000, 1e-12]], "rollout_fragment_length": 100, "train_batch_size_per_learner": 400,
     }  # fmt: skip
@@ -158,8 +155,8 @@ def test_impala_of_2018() -> None:
 
 @pytest.mark.parametrize(
     ("name", "nearest"),
-    [("A3C", "impala"), ("A2C", "impala"), ("TD3", "sac"), ("DDPG", "sac"), ("SimpleQ", "rllib:DQN"),
-     ("TRPO", "trpo")],
+    [("A3C", "a2c"), ("A2C", "a2c"), ("TD3", "td3"), ("DDPG", "td3"), ("APEX_DDPG", "td3"), ("SimpleQ", "dqn"),
+     ("TRPO", "trpo"), ("AlphaStar", "rllib:APPO"), ("DREAMER", "rllib:DreamerV3")],
 )  # fmt: skip
 def test_removed_algorithms_name_the_closest(name: str, nearest: str) -> None:
     with pytest.raises(FeverError, match=f"RLlib has no algorithm {name}; .*{nearest}"):
@@ -187,33 +184,23 @@ def test_environments_are_chosen() -> None:
     assert translate({"run": "PPO", "config": {"env": "Acrobot-v1"}}, "inside.yaml").values["env"] == "Acrobot-v1"
 
 
-@pytest.mark.parametrize(
-    ("name", "present", "arguments"),
-    [
-        ("PongNoFrameskip-v4", "ALE/Pong-v5", {"repeat_action_probability": 0.0}),
-        ("PongDeterministic-v0", "ALE/Pong-v5", {}),
-        ("MsPacman-v0", "ALE/MsPacman-v5", {}),
-        ("Pong-ram-v4", "ALE/Pong-v5", {"repeat_action_probability": 0.0, "obs_type": "ram"}),
-        ("Pong-ramNoFrameskip-v0", "ALE/Pong-v5", {"obs_type": "ram", "frameskip": 1}),
-        ("HalfCheetah-v2", "HalfCheetah-v5", {}),
-        ("HalfCheetah-v4", "HalfCheetah-v4", {}),
-        ("Pendulum-v0", "Pendulum-v1", {}),
-        ("CartPole-v0", "CartPole-v0", {}),
-        ("mine:Name", "mine:Name", {}),
-        ("some.module.Mine", "some.module:Mine", {}),
-    ],
-)
-def test_old_environments(name: str, present: str, arguments: dict[str, Any]) -> None:
-    found, kwargs, notes = current_env(name, {})
-    assert (found, kwargs) == (present, arguments)
-    assert bool(notes) == (name != present)
+def test_environments_have_their_current_ids() -> None:
+    found = old("PPO", "PongNoFrameskip-v4", env_config={"full_action_space": True}).values
+    assert (found["env"], found["env_kwargs"]) == (
+        "ALE/Pong-v5", {"repeat_action_probability": 0.0, "full_action_space": True},
+    )  # fmt: skip
+    assert old("PPO", "some.module.Mine").values["env"] == "some.module:Mine"
+    assert old("PPO", "mine:Name").values["env"] == "mine:Name"
+    assert old("PPO", "ale_py:ALE/Pong-v5", env_config={"frameskip": 1}).values["env"] == "ALE/Pong-v5"
 
 
-def test_current_environments_exist() -> None:
-    assert {f"{name}-v{version}" for name, version in VERSIONS.items()} <= gym.registry.keys()
-    ale_py = pytest.importorskip("ale_py")
-    gym.register_envs(ale_py)
-    assert {f"ALE/{game}-v5" for game in GAMES} <= gym.registry.keys()
+def test_nondeterministic_is_left_out() -> None:
+    """An attribute of gym's registration, which some files gave as an argument; environments do not have it."""
+    found = old("PPO", "ALE/Pong-v5", env_config={"nondeterministic": False, "frameskip": 1})
+    assert "env_kwargs" not in found.values
+    assert any(note.startswith("nondeterministic is left out") for note in found.notes)
+    kept = old("PPO", "mine:Name", env_config={"nondeterministic": False}).values
+    assert kept["env_kwargs"] == {"nondeterministic": False}
 
 
 def test_image_settings_become_env_kwargs() -> None:
@@ -264,8 +251,8 @@ def test_settings_that_rllib_does_not_have_are_left_out_and_named() -> None:
     assert found.notes[0] == "not translated: prediction_horizon, unroll, lambda_: rllib:DQN has no such setting"
     kept = old("PPO", gamma={"grid_search": [0.9, 0.99]}, observation_filter="NoFilter")
     assert known_part(kept) == kept
-    unknown = old("Nothing", lr=0.1)
-    assert known_part(unknown) == unknown  # the mistake is reported later
+    with pytest.raises(FeverError, match=r"RLlib has no algorithm Nothing; it has: .*rllib:PPO"):
+        known_part(old("Nothing", lr=0.1))
 
 
 def test_dropped_settings_are_named() -> None:
@@ -322,6 +309,19 @@ def test_rllib_takes_offline_files() -> None:
         "input_": "/data", "actor_lr": 0.0001, "bc_iters": 5, "lr": None, "dataset_num_iters_per_learner": 1,
     }  # fmt: skip
     rllib_config("rllib:CQL").update_from_dict({**settings, "evaluation_interval": 1}).validate()
+
+
+def test_former_inputs() -> None:
+    folder = {"paths": "/data/episodes", "format": "json"}
+    read = {"input_read_method": "read_json", "input_read_sample_batches": True}
+    assert old("BC", input="dataset", input_config=folder).values["settings"] == {
+        "input_": "/data/episodes", "dataset_num_iters_per_learner": 1, **read,
+    }  # fmt: skip
+    assert "input_read_method" not in old("BC", input="dataset", input_config={"paths": "/data"}).values["settings"]
+    assert read.items() <= old("BC", input=["/data/a.json"]).values["settings"].items()
+    assert old("PPO", input="sampler").values["settings"] == {}
+    with pytest.raises(FeverError, match="input: dataset needs its path: input_config"):
+        old("BC", input="dataset", input_config={"format": "json"})
 
 
 def test_searches() -> None:
@@ -416,4 +416,15 @@ def test_numbers_may_be_texts() -> None:
     found = old("PPO", beside={"stop": {"training_iteration": "12"}, "num_samples": "3"}, train_batch_size="4000")
     assert (found.values["stop"], found.trials) == ({"iterations": 12}, 3)
     assert found.values["settings"] == {"train_batch_size_per_learner": 4000}
-    assert old("APEX", model={"conv_filters": None}).values["settings"] == {}  # RLlib's former default
+    assert "convolutions" not in old("APEX", model={"conv_filters": None}).values["settings"]  # RLlib's former default
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "config", "envs"),
+    [("PPO", {}, 6), ("PPO", {"num_workers": 4}, 12), ("PPO", {"num_workers": 0}, 3), ("DQN", {}, 3)],
+)
+def test_environments_are_counted_for_all_workers(algorithm: str, config: dict[str, Any], envs: int) -> None:
+    """Of a file that does not say how many workers, those are RLlib's default."""
+    found = old(algorithm, "CartPole-v1", num_envs_per_worker=3, **config)
+    assert found.values["envs"] == envs
+    assert "num_envs_per_env_runner" not in found.values["settings"]
