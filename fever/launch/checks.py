@@ -22,6 +22,7 @@ from fever.launch.on_host import host
 from fever.launch.rendezvous.launchers import Rank
 from fever.launch.rendezvous.member import Lost, Member, Unwritable, absent_hosts, writing
 from fever.launch.targets import Allocation, load_target
+from fever.scratch import scratch_folder
 
 CONNECT_SECONDS = 3.0  # for a port of another host to answer
 CLOCK_SECONDS = 2.0  # the most by which clocks may differ
@@ -77,20 +78,20 @@ class Examiner(Member):
                 self.until(lambda: self.own(EXIT), lambda: "rank 0 published no findings")
                 return []
             with writing(self.host, self.folder.path):
-                self.folder.clear()
+                self.open_meeting()
                 self.announce()
             ranks = self.until(self.arrivals, self.missing)
             self.publish(ranks, {"addresses": {facts["host"]: facts["address"] for facts in ranks.values()}})
             views = [self.look(self.plan), *(self._view(number) for number in ranks if number)]
             offsets = {number: facts["clock"] - self._written(number) for number, facts in ranks.items()}
             self.dismiss(0)
-            return report(ranks, views, offsets, self.folder.path)
+            return [*report(ranks, views, offsets, self.folder.path), *self.bound()]
 
     def describe(self) -> dict[str, Any]:
         limits = {"files": resource.RLIMIT_NOFILE, "processes": resource.RLIMIT_NPROC}
         most = {name: resource.getrlimit(which)[0] for name, which in limits.items()}
         traps = [name for name in (*self.target.unset, "RAY_ADDRESS") if os.environ.get(name)]
-        scratch = host.scratch_folder(self.target.scratch)
+        scratch = scratch_folder(self.target.scratch)
         writable = os.access(scratch, os.W_OK) and shutil.disk_usage(scratch).free > 2**30
         shared = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
         more = {"address": self.address, "limits": most, "traps": traps, "scratch": writable, "shm": shared}
@@ -102,6 +103,14 @@ class Examiner(Member):
         nameless = [name for name in others if not _resolves(name)]
         silent = [name for name, address in others.items() if not _reaches(address)]
         return {"host": self.host, "nameless": nameless, "silent": silent}
+
+    def bound(self) -> list[Finding]:
+        """Hosts on which the launcher has bound the ranks to few cores; one finding for all with the same sentence."""
+        hosts: dict[str, list[str]] = {}
+        for name, node in self.plan["nodes"].items():
+            if node["note"]:
+                hosts.setdefault(node["note"], []).append(name)
+        return [Finding("note", "binding", f"{', '.join(names)}: {note}") for note, names in hosts.items()]
 
     def _view(self, number: int) -> dict[str, Any]:
         return self.until(lambda: self.own(f"views/{number}.json"), lambda: f"rank {number} published no findings")

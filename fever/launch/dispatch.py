@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from fever import layout
 from fever.errors import FeverError
+from fever.files import user_path
 from fever.job import RECORD, current_job
-from fever.launch.jobs import list_jobs, refuse_busy, resume_words
+from fever.launch.jobs import list_jobs, refuse_busy, resume_words, sweep
 from fever.launch.targets import load_target
+from fever.text import say
 
 if TYPE_CHECKING:
     from fever.config import RunConfig
@@ -40,8 +42,8 @@ class Order:
         """The run to resume, or a directory for a new one: with the configuration's name, this one, or a fresh one."""
         from fever.runs.run import fresh_name
 
-        runs, config = Path(self.config.runs).expanduser().resolve(), self.config
-        return self.run or runs / (config.name or name or fresh_name(config))
+        runs, config = user_path(self.config.runs).resolve(), self.config
+        return self.run or user_path(runs / (config.name or name or fresh_name(config)))
 
     def reserve(self, run: Path) -> None:
         """Make sure that nobody else uses the run directory, jobs included that are still queued."""
@@ -55,18 +57,24 @@ class Order:
 
     def check(self, environment: bool) -> None:
         """Find mistakes in the settings, and in the environment's name, before a job waits in a queue."""
+        from fever.algos.batch import check_sizes
         from fever.algos.registry import check_settings
         from fever.envs.source import EnvSource
         from fever.plugins.names import import_name
         from fever.training.named import find_callback
+        from fever.zoo.preset import blames, find_preset, with_preset
 
         check_settings(self.config.algo, self.config.settings)
+        source = EnvSource(self.config.env, self.config.env_kwargs)
+        row = find_preset(self.config, source.name, source.kwargs)
         if environment:
-            EnvSource(self.config.env, self.config.env_kwargs).resolve()
+            source.resolve()
             for word in self.config.callbacks:
                 find_callback(word)
             if ":" in str(network := self.config.settings.get("network")):
                 import_name(str(network))
+        with blames(row, config := with_preset(self.config, row)):
+            check_sizes(config)
 
     def follow(self, job: Job, shown: int = 0) -> int:
         """Show a job that was submitted until it ends, unless detached; returns its exit code.
@@ -75,13 +83,14 @@ class Order:
         """
         from fever.launch.follow import show, summary_of
 
-        print(f"submitted {job.name}: {job.run}", file=sys.stderr)
+        sweep()
+        say(f"submitted {job.name}: {job.run}", sys.stderr)
         if self.detach:
             return 0
         as_json = "--json" in self.flags
         code = show(job, shown, quiet=as_json or "--quiet" in self.flags)
         if as_json and (summary := summary_of(job)) is not None:
-            print(json.dumps(summary))
+            say(json.dumps(summary))
         return code
 
 
@@ -107,6 +116,7 @@ def open_to_resume(word: str, runs: str, here: bool = True) -> Run:
             raise
         fetch_before_resume(path)
         return Run.open(str(path), runs)
+    found.refuse_links()
     if here and (found.job / RECORD).is_file():
         fetch_before_resume(found.path)
     return found

@@ -49,13 +49,16 @@ def _software() -> list[Finding]:
 
 
 def _hardware() -> list[Finding]:
+    from fever.sampling.cores import claimed_cores, core_list
     from fever.system import usable_cores
 
     cores, usable = os.cpu_count() or 1, usable_cores()
+    claimed = claimed_cores()
+    bound = f"; workers of runs (--cpus-per-worker) are bound to {core_list(claimed)}" if claimed else ""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     free = shutil.disk_usage(".").free / 2**30
     return [
-        Finding("ok" if usable == cores else "note", "cores", f"{usable} usable of {cores}"),
+        Finding("ok" if usable == cores else "note", "cores", f"{usable} usable of {cores}{bound}"),
         Finding("ok", "memory", f"{memory:.1f} GiB"),
         Finding("ok" if free > 2 else "problem", "disk", f"{free:.1f} GiB free here"),
     ]
@@ -92,7 +95,9 @@ def _traps() -> list[Finding]:
     if os.environ.get("RAY_ADDRESS"):
         findings.append(Finding("note", "RAY_ADDRESS", "is set; fever starts a private Ray all the same"))
     if os.environ.get("OMP_NUM_THREADS", "1") != "1":
-        findings.append(Finding("note", "OMP_NUM_THREADS", "is set; samplers use one thread each all the same"))
+        findings.append(
+            Finding("note", "OMP_NUM_THREADS", "is set; workers use one thread, or --cpus-per-worker, all the same")
+        )
     shared = Path("/dev/shm")
     if shared.is_dir() and shutil.disk_usage(shared).total < 2**30:
         findings.append(Finding("note", "/dev/shm", "is under 1 GiB; Ray's object store will use the disk, slowly"))

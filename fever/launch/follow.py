@@ -6,6 +6,7 @@ What is shown is read from the run directory. For a job on a cluster that is a l
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 import time
@@ -16,8 +17,11 @@ from fever import layout
 from fever.errors import FeverError
 from fever.job import CONTINUED, ENDED, QUEUED
 from fever.launch.jobs import LOOK_SECONDS, Job
+from fever.runs.rows import Follower
+from fever.text import say
 from fever.training.display import Display, LiveDisplay, make_display
 
+REPEAT_SECONDS = 120.0  # until a queued job's reason is said again if only its details changed
 RAYS_OWN = re.compile(r"Running entrypoint for job |\d{4}-\d\d-\d\d .*\sINFO job_manager\.py")  # lines in a job's log
 
 
@@ -28,7 +32,7 @@ class Screen:
         self.job, self.stream, self.place = job, stream, place
 
     def say(self, text: str) -> None:
-        print(text, file=self.stream, flush=True)
+        say(text, self.stream)
 
     def show(self) -> None:
         """Print what is new."""
@@ -49,7 +53,7 @@ class LiveScreen(Screen):
         super().__init__(job, stream, place)
         self.display = display
         self.started = False
-        self.rows = 0  # bytes of the file of metrics that were read
+        self.metrics = Follower(job.run / layout.METRICS, "iteration")
 
     def say(self, text: str) -> None:
         self.display.message(text)
@@ -64,9 +68,8 @@ class LiveScreen(Screen):
         if not self.started:
             super().show()
             return
-        lines, self.rows = read_more(run.path / layout.METRICS, self.rows)
-        for line in lines:
-            self.display.update(json.loads(line))
+        for row in self.metrics.rows():
+            self.display.update(row)
 
     def finish(self) -> None:
         self.show()
@@ -106,13 +109,16 @@ def follow(job: Job, screen: Screen) -> int | None:
     """Show a job until it ends; returns its exit code, None if it has none."""
     target = job.target
     watch = target.watch(job) if target is not None else job.watch()
-    said = ""
+    said, said_at = "", -math.inf
     try:
         while True:
             state, reason = watch.look()
-            if state == QUEUED and reason != said:
-                screen.say(f"{job.name} is queued{f': {reason}' if reason else ''}")
-                said = reason
+            again = (
+                REPEAT_SECONDS if reason.partition(";")[0] == said.partition(";")[0] else 0.0
+            )  # only details changed
+            if state == QUEUED and reason != said and time.monotonic() - said_at >= again:
+                screen.say(f"{job.name} is queued {job.waited(reason)}")
+                said, said_at = reason, time.monotonic()
             if state == ENDED:
                 screen.finish()
                 return job.code
@@ -137,7 +143,7 @@ def show(job: Job, place: int = 0, quiet: bool = False, log: bool = False) -> in
         if isinstance(screen, LiveScreen):
             screen.display.stop()
         again = f"fever attach {job.name}, fever logs {job.name}, fever stop {job.name}, fever jobs"
-        print(f"\ndetached; the job continues: {again}", file=sys.stderr)
+        say(f"\ndetached; the job continues: {again}", sys.stderr)
         return 0
     except FeverError:
         if isinstance(screen, LiveScreen):
@@ -145,7 +151,7 @@ def show(job: Job, place: int = 0, quiet: bool = False, log: bool = False) -> in
         raise
     if code is None:
         place_of_log = f"; its log: {job.log}" if job.log.exists() else ""
-        print(f"fever: {job.name} {job.state()[1]}{place_of_log}", file=sys.stderr)
+        say(f"fever: {job.name} {job.state()[1]}{place_of_log}", sys.stderr)
         return 1
     return code
 

@@ -6,7 +6,7 @@ job's target.
 
 from __future__ import annotations
 
-import json
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -18,15 +18,32 @@ from typing import Any
 from fever import layout
 from fever.config import RunConfig
 from fever.errors import FeverError
+from fever.files import read_json
 from fever.job import CONTINUED, ENDED, EXIT, QUEUED, RECORD, RUN, RUNNING, SCRIPT, STOP, JobFolder, records
+from fever.launch.endings import how_it_ended
 from fever.launch.targets import Target, restore_target
+from fever.text import format_duration
 
 PATIENCE_SECONDS = 90.0  # for a run to save, before its job is cancelled
 LOOK_SECONDS = 0.5  # between two looks at a job's files
 ASK_SECONDS = 10.0  # between two status queries to its scheduler
 BRISK_SECONDS = 20.0  # from its submission on, in which the scheduler is asked every second
 REQUEUE_SECONDS = 30.0  # for a requeued job to appear in its queue
+RECORD_SECONDS = 30 * 86400.0  # for which the record of a job is kept whose run directory is gone
+CLAIM_SECONDS = 86400.0  # within which a claimed name may still become a job
 SILENT = "does not answer"  # how the reason begins if a job's cluster cannot be asked
+NUMBER = r"(?!-)[^\s\0]*"  # a job's at its scheduler: one word of a command, and no option
+FIELDS: dict[str, Any] = {  # of a job's record, which is in the run directory and may be anybody's
+    "kind": str, "id": str, "submitted": (int, float), "flags": list, "target": dict, "cluster": str,
+    "cluster_id": str, "head": str, "remote_path": str, "sent": bool,
+}  # fmt: skip
+
+
+class Facts(dict[str, Any]):
+    """A job's record. A field that it does not have is a `FeverError`."""
+
+    def __missing__(self, name: str) -> Any:
+        raise FeverError(f"its job.json is damaged: it has no {name}")
 
 
 @dataclass(frozen=True)
@@ -42,11 +59,14 @@ class Job:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The job's record, job.json, or what its name says if that is missing."""
-        try:
-            return json.loads((self.folder.path / RECORD).read_text())
-        except (OSError, ValueError):
-            return {"kind": self.name.partition("-")[0], "id": self.name.partition("-")[2], "submitted": 0.0}
+        """The job's record, job.json, or what its name says if that is missing or damaged. Its fields have the types of
+        `FIELDS`."""
+        with suppress(FeverError):
+            kept = read_json(self.folder.path / RECORD)
+            whole = all(isinstance(kept[name], FIELDS[name]) for name in FIELDS.keys() & kept.keys())
+            if whole and {"kind", "id"} <= kept.keys() and re.fullmatch(NUMBER, kept["id"]):
+                return Facts({"submitted": 0.0, **kept})
+        return Facts(kind=self.name.partition("-")[0], id=self.name.partition("-")[2], submitted=0.0)
 
     @property
     def target(self) -> Target | None:
@@ -64,8 +84,8 @@ class Job:
     @property
     def code(self) -> int | None:
         """The exit code of the last attempt; None if it has not ended."""
-        ending = self.folder.read(EXIT)
-        return int(ending["code"]) if ending is not None else None
+        code = (self.folder.read(EXIT) or {}).get("code")
+        return code if isinstance(code, int) else None
 
     @property
     def home(self) -> bool:
@@ -84,17 +104,30 @@ class Job:
             with suppress(OSError):  # its script is submitting it again right now, perhaps under another number
                 if time.time() - (self.folder.path / EXIT).stat().st_mtime < REQUEUE_SECONDS:
                     return QUEUED, "about to continue"
+        self.folder.drop_token()
         if code is not None:
             return ENDED, f"exit code {code}"
-        return ENDED, "was killed" if self.log.exists() else "was cancelled before it began"
+        said = self.facts.get("ended")
+        return ENDED, how_it_ended(self.folder, said if isinstance(said, str) else "", self.facts["submitted"] or 0.0)
 
     def watch(self) -> JobWatch:
         return JobWatch(self)
 
     def describe(self) -> dict[str, str]:
-        """One row of a list of jobs."""
-        state, reason = self.state()
+        """One row of a list of jobs; of one whose files are damaged, the reason says so."""
+        try:
+            state, reason = self.state()
+        except FeverError as error:
+            state, reason = ENDED, str(error)
+        if state == QUEUED:
+            reason = self.waited(reason)
         return {"job": self.name, "state": state, "reason": reason, "run": str(self.run)}
+
+    def waited(self, reason: str) -> str:
+        """For how long a queued job has waited, and why."""
+        submitted = self.facts["submitted"]
+        age = f"for {format_duration(max(0.0, time.time() - submitted))}" if submitted else ""
+        return ": ".join(filter(None, (age, reason)))
 
     def let_save(self) -> bool:
         """Ask a running job to save and stop, again if it was only starting; returns whether it has ended in time."""
@@ -148,6 +181,40 @@ def remember(name: str, run: Path) -> Job:
     return job
 
 
+def _records() -> list[tuple[int, Path]]:
+    """The files of all records with their times in ns, the oldest first; other processes may remove some meanwhile."""
+    found = []
+    for path in records("jobs").glob("*.json"):
+        with suppress(FileNotFoundError):
+            found.append((path.lstat().st_mtime_ns, path))
+    return sorted(found)
+
+
+def sweep() -> None:
+    """Remove records that say nothing any more: of a run that has a later job, of a run directory that is gone for
+    long, and names that were claimed for a job that was never submitted. While a cluster is up, its records stay."""
+    newest: set[str] = set()
+    for written, path in reversed(_records()):
+        age, run = time.time() - written / 1e9, _noted_run(path)
+        cluster = records("clusters") / path.stem.rpartition("-")[0]
+        if run is None:
+            old = age > CLAIM_SECONDS
+        else:
+            gone = age > RECORD_SECONDS and not Path(run).exists() and not cluster.is_dir()
+            old = gone or run in newest
+            newest.add(run)
+        if old:
+            path.unlink(missing_ok=True)
+
+
+def _noted_run(path: Path) -> str | None:
+    """The run directory in a record; None for a name that was only claimed, and a damaged file."""
+    with suppress(FeverError):
+        run = read_json(path).get("run")
+        return run if isinstance(run, str) and "\0" not in run else None
+    return None
+
+
 def forget(job: Job) -> None:
     """Remove what `remember` wrote."""
     (records("jobs") / f"{job.name}.json").unlink(missing_ok=True)
@@ -169,9 +236,9 @@ def claim_name(prefix: str) -> str:
 def list_jobs(gone: bool = False) -> list[Job]:
     """The latest job of every run, the oldest first: of runs whose directory exists, or of those where it is `gone`."""
     latest: dict[Path, Job] = {}
-    for _, path in sorted((path.stat().st_mtime_ns, path) for path in records("jobs").glob("*.json")):
-        with suppress(OSError, ValueError, KeyError):  # a name that was only claimed, a damaged file
-            job = Job(path.stem, Path(json.loads(path.read_text())["run"]))
+    for _, path in _records():
+        with suppress(FeverError, KeyError, TypeError, ValueError):  # a name that was only claimed, a damaged file
+            job = Job(path.stem, Path(read_json(path)["run"]))
             latest.pop(job.run, None)
             if job.folder.path.is_dir() is not gone:
                 latest[job.run] = job
@@ -200,7 +267,7 @@ def refuse_busy(run: Path) -> None:
             continue
         state, reason = job.state()
         if reason.startswith(SILENT):
-            gone = "if its machines are gone for good: fever down FILE --force"
+            gone = f"if its machines are gone for good: {job.target.how_to_give_up(job) if job.target else ''}"
             raise FeverError(f"{run} belongs to {job.name}, which {reason}; {gone}")
         if state != ENDED:
             raise FeverError(f"{run} belongs to {job.name}, which has not ended; end it with: fever stop {job.name}")
@@ -214,6 +281,7 @@ def prepare(
     `runs`: the folder of run directories on the machine that trains, if that is not this one.
     """
     from fever.runs.run import to_yaml
+    from fever.runs.trust import sign
 
     folder = JobFolder.of(run)
     try:
@@ -223,6 +291,7 @@ def prepare(
     where = {"runs": runs or str(run.parent), "name": run.name}
     text = to_yaml(config.model_copy(update=where))
     folder.write_text(RUN, text)
+    sign(folder.path, config)
     if (run / layout.CONFIG).is_file():  # it is resumed, with the stop rules that were given now
         JobFolder(run).write_text(layout.CONFIG, text)
     facts = {"kind": target.kind, "id": number, "submitted": time.time(), "flags": flags}
@@ -234,7 +303,7 @@ def undo_for(run: Path) -> Callable[[], None]:
     """A function that restores a run directory to how it is now, or removes it if there is none yet."""
     if not run.exists():
         return lambda: discard(run)
-    names = (layout.CONFIG, *(f"{layout.JOB}/{name}" for name in (RECORD, RUN, EXIT, SCRIPT)))
+    names = (layout.CONFIG, *(f"{layout.JOB}/{name}" for name in (RECORD, RUN, EXIT, SCRIPT, layout.SIGNATURE)))
     before = {name: (run / name).read_bytes() if (run / name).is_file() else None for name in names}
 
     def undo() -> None:

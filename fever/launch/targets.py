@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import field_validator
 
-from fever.config import Duration, Settings, load_yaml, setting, validate
+from fever.config import Duration, load_yaml, setting, validate
 from fever.errors import FeverError
+from fever.files import user_path
 from fever.job import RUNNING
+from fever.launch.script_text import ScriptSettings
+from fever.text import brief
 
 if TYPE_CHECKING:
     from fever.launch.dispatch import Order
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from fever.launch.jobs import Job, JobWatch
 
 
-class Target(Settings):
+class Target(ScriptSettings):
     """The settings that every kind has, and what dispatch, jobs and the doctor ask of a kind."""
 
     named_by_file: ClassVar[bool] = False  # the setting `name` is the file's unless it is given
@@ -60,6 +63,10 @@ class Target(Settings):
     def fetch(self, job: Job) -> None:
         """Copy what is new of a job's run directory to this machine; nothing to do on a shared file system."""
 
+    def how_to_give_up(self, job: Job) -> str:
+        """The command that forgets a job whose machines are gone for good."""
+        return "fever down FILE --force"
+
     def cores_of(self, rank: int) -> int | None:
         """The cores to use on the machine of a rank; None: all that the job may use."""
         return self.cpus_per_node
@@ -68,6 +75,11 @@ class Target(Settings):
     def allocated_hosts(cls) -> list[str]:
         """The host names of the allocation that this process runs in, from the scheduler's environment variables."""
         return []
+
+    @classmethod
+    def read_time(cls, value: Any) -> Any:
+        """The seconds in the value of `time`; what is neither a number nor text stays. Raises ValueError."""
+        return value
 
     @field_validator("env", mode="before")
     @classmethod
@@ -80,7 +92,7 @@ class Target(Settings):
     @classmethod
     def _variables(cls, value: Any) -> Any:
         for name in value:
-            if not re.fullmatch(r"[A-Za-z_]\w*", name):
+            if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
                 raise ValueError(f"{name!r} is not the name of a variable")
         return value
 
@@ -107,10 +119,17 @@ class Allocation(Target):
         """End a job at once. Returns what happened, for the user."""
         raise NotImplementedError
 
+    def end_without(self, host: str) -> bool:
+        """Called by a rank again and again after the job's first machine, `host`, died: end the job if the scheduler
+        has noticed, and would leave it to run without. Returns whether nothing is left to do. Raises `FeverError` if
+        the scheduler does not answer."""
+        return True
+
     def stop(self, job: Job, state: str, now: bool) -> str:
         return job.stopped() if state == RUNNING and not now and job.let_save() else self.cancel(job)
 
 
+TYPED_FIELDS = {"time": "seconds", "gpus": "learner.gpus", "hosts": "max_hosts"}  # option -> field, if they differ
 ADDRESS = re.compile(r"https?://\S+|[\w.-]+:\d+")
 WITHOUT_FILE = {  # kinds that `--on KIND` names without a file: module and class
     "slurm": "fever.launch.schedulers.slurm:Slurm",
@@ -126,9 +145,17 @@ KINDS = {
 }
 
 
+LOGIN = "fever.launch.login.target:LoginSite"  # of a scheduler's file that says `login: HOST`
+
+
 def find_kind(kind: str) -> type[Target]:
-    """The class of a kind; its module is imported when it is asked for."""
-    module, _, name = KINDS[kind].partition(":")
+    """The class of a kind."""
+    return find_class(KINDS[kind])
+
+
+def find_class(place: str) -> type[Target]:
+    """A class by its module and name; the module is imported when it is asked for."""
+    module, _, name = place.partition(":")
     found: type[Target] = getattr(import_module(module), name)
     return found
 
@@ -139,7 +166,7 @@ def load_target(word: str, options: dict[str, Any]) -> Target:
         values: dict[str, Any] = {"kind": word}
         what = f"--on {word}"
     elif Path(word).suffix in (".yaml", ".yml"):
-        values, what = load_yaml(Path(word).expanduser()), word
+        values, what = load_yaml(user_path(word)), word
     elif ADDRESS.fullmatch(word):
         values, what = {"kind": "ray", "address": word}, f"--on {word}"
     else:
@@ -148,28 +175,44 @@ def load_target(word: str, options: dict[str, Any]) -> Target:
     kind = values.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
         raise FeverError(f"{what} needs a kind: {', '.join(KINDS)}" + (f", not {kind!r}" if kind else ""))
-    model = find_kind(kind)
+    model, login = find_kind(kind), values.pop("login", None)
+    stem = re.sub(r"\W", "_", Path(word).stem)
+    plain_name = stem if stem[0].isalpha() else f"c{stem}"
     if model.named_by_file:
-        stem = re.sub(r"\W", "_", Path(word).stem)
-        values.setdefault("name", stem if stem[0].isalpha() else f"c{stem}")
+        values.setdefault("name", plain_name)
+    asked = options
     for name in options:
-        if {"time": "seconds", "gpus": "learner"}.get(name, name) not in model.model_fields:
+        if {"time": "seconds", "gpus": "learner", "hosts": "max_hosts"}.get(name, name) not in model.model_fields:
             raise FeverError(f"--{name.replace('_', '-')} does not go with {what}")
     if "gpus" in options:
         given = values.get("learner") or {}
         learner = {**given, "gpus": options["gpus"]} if isinstance(given, dict) else given  # which is refused below
         options = {**{name: value for name, value in options.items() if name != "gpus"}, "learner": learner}
+    if "hosts" in options:  # a number; the file's are names
+        others = {name: value for name, value in options.items() if name != "hosts"}
+        options = {**others, "max_hosts": options["hosts"]}
+    typed = {TYPED_FIELDS.get(name, name): f"--{name.replace('_', '-')} {value}" for name, value in asked.items()}
     values |= options
     if "time" in values:
-        values["seconds"] = values.pop("time")
-    return validate(model, values, what)
+        value = values.pop("time")
+        typed.setdefault("seconds", f"{what}: time={brief(value)} cannot be used")
+        try:
+            values["seconds"] = model.read_time(value)
+        except ValueError as error:
+            raise FeverError(f"{typed['seconds']}: {error}") from None
+    target = validate(model, values, what, typed)
+    if login is None:
+        return target
+    through = {"kind": kind, "name": plain_name, "login": login, "site": target.model_dump(mode="json")}
+    return validate(find_class(LOGIN), through, what)
 
 
 def restore_target(values: dict[str, Any]) -> Target:
     """A target from what `model_dump` gave."""
-    if values["kind"] not in KINDS:
-        raise FeverError(f"job.json has an unknown kind: {values['kind']!r}")
-    return validate(find_kind(values["kind"]), values, "job.json")
+    kind = values.get("kind")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise FeverError(f"job.json has an unknown kind: {kind!r}")
+    return validate(find_class(LOGIN) if "login" in values else find_kind(kind), values, "job.json")
 
 
 def allocated_hosts() -> list[str]:

@@ -29,6 +29,8 @@ from typing import Any
 
 import pytest
 
+from fever.sampling.ray_settings import PRIVATE_SETTINGS
+
 NEEDED = ("bash", "env", "ip", "mount", "nsenter", "setpriv", "unshare")
 DAEMONS = {"munged", "slurmctld", "slurmd", "slurmstepd", "sshd"}  # of the lab itself; names as in /proc/PID/comm
 MARK = "LAB_COMMAND"  # environment variable of all processes that one command has started in a machine
@@ -462,8 +464,10 @@ class Lab:
                 stack.callback(machine.close)
 
     def variables(self, **more: str) -> dict[str, str]:
-        """The environment of a command in the lab: that of this process, the lab's, and more."""
-        return {**os.environ, **self.environment, **more}
+        """The environment of a command in the lab: that of this process without the settings of a Ray of its own, which
+        trainings in other tests leave, the lab's, and more."""
+        own = {name: value for name, value in os.environ.items() if name not in PRIVATE_SETTINGS}
+        return {**own, **self.environment, **more}
 
     def logs(self, lines: int = 15) -> str:
         """The ends of the logs of all daemons."""

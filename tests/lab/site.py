@@ -76,7 +76,8 @@ class Site:
         wait_for(lambda: not self.processes(), "end of all processes")
         assert len(list(Path("/tmp").glob("fever-ray-*"))) == crashed
         job = self.run(name) / "job"
-        assert not {"token", "plan.json", "alive", "stop", "ranks", "left"} & {path.name for path in job.iterdir()}
+        names = {path.name.partition(".")[0] for path in job.iterdir()}
+        assert not {"token", "plan", "plans", "meeting", "alive", "stop", "ranks", "left"} & names
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:

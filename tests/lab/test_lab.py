@@ -132,7 +132,7 @@ def test_a_crash_ends_one_machine(lab: Lab) -> None:
     wait_for(lambda: not processes_in({lab[0].net}), "end of node1")
     with pytest.raises(LabError, match="node1 does not run"):
         lab[0].run(["true"])
-    assert call(lab[2], lab[0].address) in UNREACHABLE
+    wait_for(lambda: call(lab[2], lab[0].address) in UNREACHABLE, "end of its network", 30)
     assert call(lab[2], lab[1].address) == "second"
 
 

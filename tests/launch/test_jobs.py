@@ -23,6 +23,7 @@ from fever.launch.clusters.link import Link
 from fever.launch.clusters.ray_jobs import ApiError
 from fever.launch.clusters.ssh import Unreachable
 from fever.launch.clusters.ssh_cluster import Ssh
+from fever.launch.dispatch import Order
 from fever.launch.jobs import Job
 from fever.launch.rendezvous.mpi import Mpi
 from fever.launch.schedulers.slurm import Slurm
@@ -58,6 +59,42 @@ def test_jobs_are_found_by_many_names(tmp_path: Path) -> None:
         jobs.find_job("three")
 
 
+def test_a_token_does_not_outlive_a_job_that_was_killed(tmp_path: Path) -> None:
+    job = make_job("launch", tmp_path / "run")
+    job.folder.write_token()
+    job.folder.write_text("alive", "1")
+    for old in (61, 0):  # rank 0 is slow, and so is its file server
+        for name, age in (("token", 61), ("alive", old)):
+            os.utime(job.folder.path / name, (time.time() - age,) * 2)
+        job.ended()
+        assert job.folder.token.exists() is (old == 0)
+        job.folder.write_token()
+    (job.folder.path / "alive").unlink()
+    assert job.state() == (ENDED, "was cancelled before it began")
+    assert job.folder.token.exists()  # it is new: the job may just be starting
+    os.utime(job.folder.token, (0, 0))
+    job.state()
+    assert not job.folder.token.exists()
+
+
+def test_old_records_are_swept(tmp_path: Path, home: Path) -> None:
+    """When the next one was submitted; those that a cluster which is up may need stay."""
+    (home / "clusters" / "lab").mkdir(parents=True)
+    (tmp_path / "mpi-here").mkdir()
+    days = {"mpi-here": 90, "mpi-gone": 31, "mpi-away": 29, "lab-2": 90, "mpi-first": 2, "mpi-second": 1, "mpi-cut": 2}
+    for name, old in days.items():
+        run = tmp_path / ("again" if name in ("mpi-first", "mpi-second") else name)
+        path = home / "jobs" / f"{jobs.remember(name, run).name}.json"
+        path.write_text("" if name == "mpi-cut" else path.read_text())
+        os.utime(path, (time.time() - old * 86400,) * 2)
+    job = jobs.remember("mpi-new", tmp_path / "new")
+    order = Order(CONFIG, "mpi", detach=True)
+    assert len(list((home / "jobs").iterdir())) == 8
+    order.follow(job)
+    left = {path.stem for path in (home / "jobs").iterdir()}
+    assert left == {"mpi-here", "mpi-away", "lab-2", "mpi-second", "mpi-new"}
+
+
 def test_a_scheduler_that_is_not_there_is_one_sentence(fever: Any, tmp_path: Path) -> None:
     python = Path(sys.executable).parent
     done = fever("train", "CartPole-v1", "--on", "slurm", PATH=str(python))
@@ -77,15 +114,33 @@ def test_settings_are_checked_before_anything_waits_in_a_queue(fever: Any, tmp_p
 
     assert "did you mean learning_rate?" in said("CartPole-v1", "learning_rat=1", "--on", "slurm")
     assert "did you mean CartPole" in said("CartPol-v1", "--on", "slurm")
+    assert "did you mean CartPole" in said("CartPol-v1", "--on", "slurm", "--dry-run")
+    assert "did you mean learning_rate?" in said("CartPole-v1", "learning_rat=1", "--on", "slurm", "--dry-run")
+    sizes = ("CartPole-v1", "--on", "slurm", "--nodes", "3", "--cpus-per-node", "2", "--envs", "6", "steps=100")
+    for words in (sizes, (*sizes, "--dry-run"), (*sizes, "--workers", "8"), (*sizes, "--scale-batch")):
+        assert "does not divide the batch of 6 environments x 100 steps = 600; minibatch=200 does" in said(*words)
+    assert said(*sizes, "--workers", "ranks", "--dry-run", "minibatch=200", "--scale-batch") == ""
+    refused = said("CartPole-v1", "--algo", "dqn", "--on", "slurm", "--dry-run", "--scale-batch")
+    assert "the batches of dqn do not depend on workers" in refused
     assert said("only_there:Env", "--on", "site.yaml") == "fever: sbatch refused the job: refused\n"
     refused = fever("train", "CartPole-v1", "--on", "slurm", PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert (refused.returncode, refused.stderr) == (2, "fever: sbatch refused the job: refused\n")
     assert not (tmp_path / "runs").exists()
 
 
+def test_ranks_of_a_step_are_no_shell_of_an_allocation(fever: Any, tmp_path: Path) -> None:
+    step = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "3"}
+    done = fever("train", "CartPole-v1", "--on", "slurm", **step)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "fever: srun has started several of this command; start one without srun, or use --on mpi\n",
+    )
+    assert not (tmp_path / "runs").exists()
+
+
 def test_two_new_runs_do_not_get_one_folder(fever: Any, tmp_path: Path) -> None:
     """The first one's job is still in the queue, and has made nothing but its folder."""
-    for name, text in (("sbatch", "echo 17"), ("squeue", "echo PENDING Resources")):
+    for name, text in (("sbatch", "echo 17"), ("squeue", "echo 'PENDING|Resources|N/A|1|batch'")):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     words = ("train", "CartPole-v1", "--on", "slurm", "--name", "one", "--detach")
@@ -129,15 +184,15 @@ def test_a_scheduler_that_does_not_answer_has_not_ended_the_job(
     for answer, state in (
         ("echo 'Socket timed out' >&2; exit 1", RUNNING),
         ("echo 'Invalid job id specified' >&2; exit 1", ENDED),
-        ("echo PENDING Resources", QUEUED),
-        ("echo SIGNALING None", RUNNING),
-        ("echo COMPLETING None", RUNNING),
-        ("echo CANCELLED None", ENDED),
+        ("echo 'PENDING|Resources|N/A|1|batch'", QUEUED),
+        ("echo 'SIGNALING|None|N/A|1|batch'", RUNNING),
+        ("echo 'COMPLETING|None|N/A|1|batch'", RUNNING),
+        ("echo 'CANCELLED|None|N/A|1|batch'", ENDED),
     ):
         (tmp_path / "squeue").write_text(f"#!/bin/sh\n{answer}\n")
         (tmp_path / "squeue").chmod(0o755)
         assert job.state()[0] == state, answer
-    (tmp_path / "squeue").write_text("#!/bin/sh\necho RUNNING None\n")
+    (tmp_path / "squeue").write_text("#!/bin/sh\necho 'RUNNING|None|N/A|1|batch'\n")
     with pytest.raises(FeverError, match="belongs to slurm-17, which has not ended"):
         jobs.refuse_busy(job.run)
 
@@ -324,3 +379,33 @@ def test_a_run_whose_cluster_does_not_answer_can_be_given_up(tmp_path: Path, mon
     monkeypatch.setattr(cluster_jobs, "connect", lambda job: ray)
     with pytest.raises(FeverError, match="which has not ended; end it with: fever stop lab-1"):
         jobs.refuse_busy(job.run)
+
+
+RECORDS = [
+    "{}", "[]", '{"kind": "slurm"}', '{"kind": [], "id": "1"}', '{"kind": "slurm", "id": 3}',
+    '{"kind": "slurm", "id": "1", "target": 3}', '{"kind": "slurm", "id": "1", "target": {"kind": []}}',
+    '{"kind": "slurm", "id": "1", "target": {"nodes": 2}}', '{"kind": "slurm", "id": "--user=me"}',
+    '{"kind": "slurm", "id": "1", "submitted": "x"}', '{"kind": "ray", "id": "1", "target": {"kind": "ray"}}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", RECORDS)
+@pytest.mark.parametrize("exit_code", ["{", '{"code": "x"}', "[]", None])
+def test_a_record_with_wrong_types_blocks_no_other_job(tmp_path: Path, text: str, exit_code: str | None) -> None:
+    good = make_job("good", tmp_path / "good")
+    bad = make_job("bad", tmp_path / "bad")
+    (bad.run / "job" / "job.json").write_text(text)
+    if exit_code is not None:
+        (bad.run / "job" / "exit.json").write_text(exit_code)
+    assert [job.describe()["job"] for job in jobs.list_jobs()] == ["mpi-good", "mpi-bad"]
+    assert jobs.find_job("good") == good
+    assert bad.facts["id"] in ("bad", "1")
+    assert isinstance(bad.facts["submitted"], float)
+
+
+def test_a_record_that_leads_nowhere_blocks_no_other_job(tmp_path: Path, home: Path) -> None:
+    good = make_job("good", tmp_path / "good")
+    for number, text in enumerate(('{"run": 3}', '{"run": "\\u0000"}', "[]", '{"run": "/nonexistent"}', "{")):
+        (home / "jobs" / f"slurm-{number}.json").write_text(text)
+    os.symlink("nowhere", home / "jobs" / "slurm-9.json")
+    assert jobs.list_jobs() == [good]

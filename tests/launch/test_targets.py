@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fever.config import load_yaml
 from fever.errors import FeverError
 from fever.launch.rendezvous.launchers import find_rank, without_launcher
 from fever.launch.schedulers.base import Scheduler, clock
@@ -19,17 +21,29 @@ from tests.helpers import ROOT
 
 GOLDEN = Path(__file__).parent / "golden"
 SITES = ROOT / "examples" / "sites"
+MOUNTS = {"mounts": ["/scratch", "~/data:/data"], "options": ["--nv"]}
 SCRIPTS: dict[str, tuple[str, dict[str, Any]]] = {
     "slurm": ("slurm", {"nodes": 3, "cpus_per_node": 36, "time": "20m", "account": "abc"}),
     "slurm-bare": ("slurm", {}),
-    "eagle": (str(SITES / "eagle.yaml"), {}),
+    "slurm-site": (str(SITES / "slurm.yaml"), {}),
+    "kestrel": (str(SITES / "kestrel.yaml"), {}),
+    "perlmutter": (str(SITES / "perlmutter.yaml"), {"nodes": 4}),
     "gpu-learner": (str(SITES / "gpu-learner.yaml"), {}),
     "gpu-alone": (str(SITES / "gpu-learner.yaml"), {"nodes": 1}),
     "pbs": ("pbs", {"nodes": 2}),
+    "pbs-aprun": ("pbs", {"nodes": 4, "cpus_per_node": 64, "launcher": "aprun -n {nodes} -N 1 -d 64 -cc none"}),
+    "crux": (str(SITES / "crux.yaml"), {"nodes": 8}),
+    "polaris": (str(SITES / "polaris.yaml"), {"partition": "preemptable", "nodes": 4, "requeue": True}),
+    "aurora": (str(SITES / "aurora.yaml"), {}),
     "lsf": ("lsf", {"nodes": 2, "cpus_per_node": 16, "time": "90m"}),
     "lsf-bare": ("lsf", {}),
     "lsf-jsrun": (str(SITES / "lsf.yaml"), {"nodes": 8}),
-    "theta": (str(SITES / "theta.yaml"), {"requeue": True}),
+    "apptainer": (str(SITES / "crux.yaml"), {"container": {"image": "~/fever.sif", **MOUNTS}}),
+    "shifter": ("slurm", {"container": {"image": "me/fever:1", "runtime": "shifter", "mounts": ["$SCRATCH:/data"]}}),
+    "podman-hpc": (
+        "slurm",
+        {"container": {"image": "fever:1", "runtime": "podman-hpc", **MOUNTS, "options": ["--gpu"]}},
+    ),
 }
 
 
@@ -45,6 +59,12 @@ def script(name: str) -> str:
 @pytest.fixture
 def at_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
+
+
+def test_every_site_of_a_scheduler_has_a_golden_script() -> None:
+    sites = {str(path): load_yaml(path) for path in SITES.iterdir()}
+    files = {name for name, site in sites.items() if site["kind"] in ("slurm", "pbs", "lsf") and "login" not in site}
+    assert files == {word for word, _ in SCRIPTS.values() if word.startswith(str(SITES))}
 
 
 @pytest.mark.usefixtures("at_home")
@@ -73,7 +93,7 @@ def test_a_target_survives_its_json() -> None:
 
 
 def test_options_win_over_the_file() -> None:
-    target = load_target(str(SITES / "eagle.yaml"), {"nodes": 7, "time": "2h"})
+    target = load_target(str(SITES / "slurm.yaml"), {"nodes": 7, "time": "2h"})
     assert isinstance(target, Slurm)
     assert (target.nodes, target.seconds, target.account) == (7, 7200, "abc")
 
@@ -101,6 +121,44 @@ def test_clock() -> None:
     assert [clock(seconds) for seconds in (59, 1200, 100 * 3600 + 61)] == ["00:00:59", "00:20:00", "100:01:01"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "text", "seconds"),
+    [
+        ("slurm", "20", 1200), ("slurm", "00:20:00", 1200), ("slurm", "20:00", 1200), ("slurm", "1-12:00", 129600),
+        ("slurm", "1-12", 129600), ("slurm", "1-12:00:30", 129630), ("slurm", "20m", 1200), ("slurm", "1:30:00", 5400),
+        ("slurm", "2h", 7200), ("slurm", "90s", 90), ("slurm", "1.5", 90),
+        ("pbs", "1200", 1200), ("pbs", "20:00", 1200), ("pbs", "01:30:00", 5400), ("pbs", "20m", 1200),
+        ("lsf", "20", 1200), ("lsf", "1:30", 5400), ("lsf", "20m", 1200), ("lsf", "210", 12600),
+    ],
+)  # fmt: skip
+def test_times_are_what_the_schedulers_users_write(tmp_path: Path, kind: str, text: str, seconds: float) -> None:
+    """On the command line and, without quotes, in a file alike."""
+    (tmp_path / "site.yaml").write_text(f"kind: {kind}\ntime: {text}\n")
+    for target in (load_target(kind, {"time": text}), load_target(str(tmp_path / "site.yaml"), {})):
+        assert isinstance(target, Scheduler)
+        assert target.seconds == seconds
+        assert restore_target(target.model_dump(mode="json")) == target
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [
+        ("slurm", {"time": "soon"}, "--time soon: 'soon' is not a time; write 20 or 20:00 "),
+        ("slurm", {"time": "1:2:3:4"}, "--time 1:2:3:4: '1:2:3:4' is not a time; write 20 or 20:00 "),
+        ("slurm", {"time": "0"}, "--time 0: must be greater than 0"),
+        ("slurm", {"time": "1-"}, "--time 1-: '1-' is not a time; write 20 or 20:00 "),
+        ("pbs", {"time": "1-12"}, "--time 1-12: '1-12' is not a time; write 1200 "),
+        ("lsf", {"time": "1:30:00"}, "--time 1:30:00: '1:30:00' is not a time; write 20 (minutes) or 1:30 "),
+        ("slurm", {"nodes": 0}, "--nodes 0: must be greater than 0"),
+        ("slurm", {"gpus": -1}, "--gpus -1: must be 0 or more"),
+        ("slurm", {"cpus_per_node": 0}, "--cpus-per-node 0: must be greater than 0"),
+    ],
+)
+def test_mistakes_name_the_option_as_typed(kind: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(FeverError, match=f"^{re.escape(said)}"):
+        load_target(kind, options)
+
+
 MISTAKES = {
     "unknown": ("--on wherever", "--on takes slurm, pbs, lsf, mpi, a file that ends in .yaml, or the address of a Ray"),
     "no file": ("--on nothing.yaml", "nothing.yaml cannot be read"),
@@ -108,7 +166,8 @@ MISTAKES = {
     "no kind": ("nodes: 3", "needs a kind"),
     "typo": ("kind: slurm\nacount: abc", "did you mean account?"),
     "nodes": ("kind: slurm\nnodes: 0", "nodes=0 cannot be used"),
-    "time": ("kind: slurm\ntime: soon", "'soon' is not a time"),
+    "time": ("kind: slurm\ntime: soon", "site.yaml: time='soon' cannot be used: 'soon' is not a time; write 20"),
+    "no time": ("kind: slurm\ntime: [1]", "site.yaml: time=[1] cannot be used: must be a number"),
     "other kind": ("kind: mpi\nnodes: 3", "has no setting nodes"),
     "learner": ("kind: slurm\nlearner: {gpu: 1}", "learner.gpu"),
     "no learner": ("kind: slurm\nlearner: 5", "learner=5 cannot be used"),
@@ -143,6 +202,15 @@ def test_dry_run_prints_the_script_and_makes_nothing(fever: Any, tmp_path: Path)
     assert not list(tmp_path.iterdir())
 
 
+def test_gpus_of_rllib_train_are_asked_for(fever: Any) -> None:
+    words = ("train", "CartPole-v1", "--num-gpus", "1.5", "--dry-run", "--on")
+    assert "#SBATCH --gpus-per-node=2\n" in fever(*words, "slurm").stdout
+    assert "#SBATCH --gpus-per-node=1\n" in fever(*words, "slurm", "--gpus", "1").stdout
+    assert fever(*words, "pbs").returncode == 0  # its sites ask for GPUs in `select`
+    done = fever("train", "CartPole-v1", "--num-gpus", "inf", "--dry-run", "--on", "slurm")
+    assert (done.returncode, done.stderr) == (2, "fever: --num-gpus inf cannot be used: must be a number, 0 or more\n")
+
+
 def test_options_of_a_target_need_one(fever: Any) -> None:
     for words in (["--nodes", "3"], ["--time", "10m"], ["--gpus", "1"], ["--dry-run"], ["--requeue"]):
         done = fever("train", "CartPole-v1", *words)
@@ -156,7 +224,7 @@ def test_options_of_a_target_need_one(fever: Any) -> None:
          "OpenMPI", 3, 6, "828"),
         ({"PMI_RANK": "1", "PMI_SIZE": "4", "PMI_JOBID": "kvs_7"}, "PMI", 1, 4, "kvs_7"),
         ({"PMI_RANK": "1", "PMI_SIZE": "4"}, "PMI", 1, 4, None),
-        ({"PALS_RANKID": "5", "PALS_SIZE": "8", "PALS_APID": "9d0c-11"}, "PALS", 5, 8, "9d0c-11"),
+        ({"PALS_RANKID": "5", "PMI_SIZE": "8", "PALS_APID": "9d0c-11"}, "PALS", 5, 8, "9d0c-11"),
         ({"ALPS_APP_PE": "2", "ALPS_APP_ID": "441"}, "ALPS", 2, None, "441"),
         ({"ALPS_APP_PE": "2", "ALPS_APP_ID": "441", "FEVER_RANKS": "4"}, "ALPS", 2, 4, "441"),
         ({"JSM_NAMESPACE_RANK": "0", "JSM_NAMESPACE_SIZE": "2", "LSB_JOBID": "12"}, "jsrun", 0, 2, "12"),

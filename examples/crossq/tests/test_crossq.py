@@ -21,7 +21,7 @@ BATCH = np.array([[0.0], [4.0]])  # mean 2, variance 4
 def crossq(**settings: Any) -> CrossQ:
     box = {"type": "box", "shape": [2], "dtype": "float32", "low": [-1.0, -1.0], "high": [1.0, 1.0]}
     small: dict[str, Any] = {"hidden": [8], "critic_hidden": [8], "batch": 4, "updates": 3}
-    return CrossQ(CrossQConfig(**{**small, **settings}), Task("Test", box, box, 1, 0, 0, 1000))
+    return CrossQ(CrossQConfig(**{**small, **settings}), Task("Test", box, box, 1, 0, 0, 1000, total_envs=1))
 
 
 def learn(algorithm: CrossQ) -> dict[str, Any]:

@@ -306,6 +306,7 @@ finally:
         assert not list(tmp_path.glob("try-*"))
 
 
+@pytest.mark.slow
 def test_fever_trains_on_it_from_the_command_line(tmp_path: Path) -> None:
     program = "python heatsim.py --crash 0.05 --garbage 0.05"
     words = ["train", "building:Building", "--workers", "0", "--envs", "2", "--stop-steps", "128", "--json", "-q"]

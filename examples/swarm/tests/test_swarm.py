@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from gymnasium.utils.env_checker import check_env
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -53,6 +54,7 @@ def train(runs: Path, **settings: Any) -> float:
     return float(result.return_mean or 0)
 
 
+@pytest.mark.slow
 def test_attention_learns_what_a_perceptron_does_not(tmp_path: Path) -> None:
     assert train(tmp_path, network=Attention, network_kwargs=SMALL) > 1.5
     assert train(tmp_path) < 0.75

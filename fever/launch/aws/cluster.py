@@ -19,13 +19,12 @@ import time
 import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fever.errors import FeverError
 from fever.job import JobFolder
-from fever.launch.aws import config, resources
+from fever.launch.aws import config, cost, resources
 from fever.launch.aws.config import render
 from fever.launch.aws.launcher import run_ray
 from fever.launch.aws.leftovers import Leftover, find_leftovers, remove_leftovers
@@ -43,6 +42,9 @@ DOWN_SECONDS = 180.0  # for Ray's launcher to end a cluster; after that it is do
 ROUNDS = 5  # of removing what AWS shows
 PROGRAMS = ("ssh", "rsync")  # that Ray's launcher runs here
 FIXED = ("region", "head", "image", "user", "disk", "python")  # what cannot change without a new head
+REMOVED = (  # from a record by `down`; logs stay
+    "key.pem", "cluster.yaml", "known_hosts", "files/token", "files/constraints.txt", cost.SEEN, "aws.json",
+)  # fmt: skip
 LONGEST_NAME = 40  # of a cluster; names of roles have at most 64 characters
 
 
@@ -70,9 +72,7 @@ def up(
             raise FeverError(f"{program} was not found on this machine, and Ray's launcher needs it; install it")
     clients = resources.connect(target.region)
     record = _load(folder) or _new_record(target, name)
-    for setting_name, value in record["fixed"].items():
-        if getattr(target, setting_name) != value:
-            raise FeverError(f"{name} was brought up with {setting_name}: {value}; take it down to change that")
+    _refuse_changes(target, name, record)
     names = Names(name, record["id"])
     facts = resources.inspect(clients, target.head, target.workers.type, record["image"] or target.image)
     allow = target.allow or own_address()
@@ -159,7 +159,7 @@ def _undo(target: Aws, name: str, folder: Path, say: Callable[[str], None]) -> N
 def own_address() -> str:
     """The address that this machine has as seen by AWS, as a network of one address."""
     try:
-        with urllib.request.urlopen(ECHO, timeout=10) as answer:
+        with urllib.request.urlopen(ECHO, timeout=10) as answer:  # nosec B310 # a fixed https address
             return str(ipaddress.ip_network(answer.read(100).decode().strip()))
     except (OSError, ValueError) as error:
         how = "set `allow:` to the addresses that may use ssh, such as 1.2.3.4/32"
@@ -186,7 +186,7 @@ def down(target: Aws, name: str, folder: Path, say: Callable[[str], None], polit
     for _ in range(ROUNDS):  # an instance whose launch was under way appears late
         mine = [row for row in find_leftovers(region) if row.name == names.full]
         if not mine:
-            for file in ("key.pem", "cluster.yaml", "known_hosts", "files/token", "files/constraints.txt", "aws.json"):
+            for file in REMOVED:
                 (folder / file).unlink(missing_ok=True)
             with suppress(OSError):
                 (folder / "files").rmdir()
@@ -197,61 +197,25 @@ def down(target: Aws, name: str, folder: Path, say: Callable[[str], None], polit
     return [str(row) for row in left or mine]
 
 
-# status
+# what it costs
 
 
 @translate_errors()
-def status(target: Aws, name: str, folder: Path) -> dict[str, Any]:
-    """The instances of a cluster, their hours, and their cost by the price table in prices.json.
-
-    AWS forgets instances about an hour after their end; those are not counted.
-    """
+def status(target: Aws, folder: Path) -> dict[str, Any]:
+    """The instances of a cluster, their hours, and their cost."""
     record = _load(folder)
-    table = json.loads(Path(__file__).with_name("prices.json").read_text())
-    rows: list[dict[str, Any]] = []
-    if record is not None:
-        instances = resources.list_instances(resources.connect(target.region), fever_id=record["id"])
-        rows = [_account(table, target.region, target.disk, row) for row in instances]
-    unknown = sorted({row["type"] for row in rows if row["price"] is None})
-    return {
-        "region": target.region,
-        "instances": sorted(rows, key=lambda row: (row["role"], row["launched"])),
-        "hours": round(sum(row["hours"] for row in rows), 4),
-        "estimate": round(sum(row["hours"] * (row["price"] or 0.0) for row in rows), 4),  # USD
-        "unknown": unknown,  # types without a price, which the estimate leaves out
-        "prices": table["date"],
-        "note": table["note"],
-    }
+    return cost.bill(target, folder, None if record is None else record["id"])
 
 
-def _account(table: dict[str, Any], region: str, disk: int, row: dict[str, Any]) -> dict[str, Any]:
-    """One instance: its hours, and its price per hour with its disk."""
-    ended = re.search(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)", row.get("StateTransitionReason") or "")
-    living = row["State"]["Name"] in resources.LIVING
-    until = datetime.fromisoformat(f"{ended[1]}+00:00") if ended and not living else datetime.now(UTC)
-    spot = row.get("InstanceLifecycle") == "spot"
-    return {
-        "id": row["InstanceId"],
-        "type": row["InstanceType"],
-        "state": row["State"]["Name"],
-        "role": resources.tags_of(row).get("ray-node-type", "worker"),
-        "spot": spot,
-        "launched": row["LaunchTime"].isoformat(),
-        "hours": round(max((until - row["LaunchTime"]).total_seconds(), 0.0) / 3600, 4),
-        "price": price(table, region, row["InstanceType"], spot, disk),
-    }
-
-
-def price(table: dict[str, Any], region: str, kind: str, spot: bool, disk: int) -> float | None:
-    """USD per hour of an instance with its disk; None if the table has no price for it."""
-    place = table["regions"].get(region, {"types": {}, "families": {}, "disk": 0.0})
-    family, _, size = kind.partition(".")
-    whole = place["types"].get(kind)
-    if whole is None and family in place["families"] and size in table["sizes"]:
-        whole = place["families"][family] * table["sizes"][size]
-    if whole is None:
-        return None
-    return round(whole * (table["spot_share"] if spot else 1.0) + disk * place["disk"] / 730, 4)
+@translate_errors()
+def plan(target: Aws, name: str, folder: Path) -> list[str]:
+    """What `up` would make, and its price per hour, line by line; AWS is asked what it could refuse."""
+    record = _load(folder) or _new_record(target, name)
+    _refuse_changes(target, name, record)
+    clients = resources.connect(target.region)
+    facts = resources.inspect(clients, target.head, target.workers.type, record["image"] or target.image)
+    lines = cost.describe_plan(target, name, facts.image)
+    return [*lines, f"{name} is up already: its instances stay"] if record["up"] else lines
 
 
 # the record
@@ -264,6 +228,12 @@ def _new_record(target: Aws, name: str) -> dict[str, Any]:
         )
     fixed = {key: getattr(target, key) for key in FIXED}
     return {"id": secrets.token_hex(4), "began": time.time(), "up": False, "image": None, "fixed": fixed}
+
+
+def _refuse_changes(target: Aws, name: str, record: dict[str, Any]) -> None:
+    for setting_name, value in record["fixed"].items():
+        if getattr(target, setting_name) != value:
+            raise FeverError(f"{name} was brought up with {setting_name}: {value}; take it down to change that")
 
 
 def _load(folder: Path) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import field_validator, model_validator
 
-from fever.config import Settings, setting
+from fever.config import setting
 from fever.errors import FeverError
 from fever.job import AUTOSCALED
 from fever.launch.aws import cluster
@@ -17,9 +17,10 @@ from fever.launch.clusters.link import SshLink
 from fever.launch.clusters.record import TOKEN, ClusterRecord
 from fever.launch.clusters.ssh import ask
 from fever.launch.clusters.ssh_up import absolute_path
+from fever.launch.script_text import ScriptSettings, Word
 
 
-class AwsWorkers(Settings):
+class AwsWorkers(ScriptSettings):
     """The instances besides the head."""
 
     type: str = setting("m5.large", "instance type")
@@ -44,7 +45,7 @@ class Aws(ClusterTarget):
     head: str = setting("m5.large", "instance type of the head, where the learner runs")
     workers: AwsWorkers = setting(AwsWorkers(), "the other instances")
     image: str | None = setting(None, "image (ami-...); null: the newest Ubuntu 24.04 of Canonical")
-    user: str = setting("ubuntu", "user of that image")
+    user: Word = setting("ubuntu", "user of that image")
     disk: int = setting(50, "disk of every instance in GB", gt=0)
     idle_minutes: float = setting(10.0, "after which workers beyond `least` that do nothing are ended", gt=0)
     allow: str | None = setting(None, "addresses that may use ssh, such as 1.2.3.4/32; null: the caller's own")
@@ -90,7 +91,10 @@ class Aws(ClusterTarget):
             return [{"host": record.head, "state": "lost", "reason": str(error), "busy": 0.0, "cores": 0}]
 
     def describe_cost(self, record: ClusterRecord) -> dict[str, Any]:
-        return cluster.status(self, record.name, record.folder)
+        return cluster.status(self, record.folder)
+
+    def plan(self, record_folder: Path) -> list[str]:
+        return cluster.plan(self, str(self.name), record_folder)
 
 
 def _describe(node: dict[str, Any]) -> dict[str, Any]:

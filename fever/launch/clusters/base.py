@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import field_validator
 
-from fever.algos.registry import without_prefix
+from fever.algos.registry import find_provider, without_prefix
 from fever.config import setting
 from fever.errors import FeverError
+from fever.files import user_path
 from fever.job import JobFolder
 from fever.launch.clusters import jobs
 from fever.launch.clusters.link import ClusterDown, Link, SshLink, record_of
@@ -31,6 +32,7 @@ from fever.launch.clusters.record import (
 )
 from fever.launch.clusters.watch import ClusterWatch, fetch
 from fever.launch.targets import Target
+from fever.text import say
 
 if TYPE_CHECKING:
     from fever.launch.dispatch import Order
@@ -56,6 +58,7 @@ class ClusterTarget(Target):
     extras: tuple[str, ...] | None = setting(
         None, "fever's extras that it has: render, mujoco, box2d, atari, rllib, tune; null: those installed here"
     )
+    max_hosts: int | None = setting(None, "hosts that a job uses, the head among them; null: all", gt=0)
     runs: str = setting("~/.fever/runs", "folder of run directories on its head", min_length=1)
 
     @field_validator("name")
@@ -86,6 +89,18 @@ class ClusterTarget(Target):
         """What the cluster costs; empty if nothing is known of that."""
         return {}
 
+    def describe_remains(self, record: ClusterRecord, hosts: list[str]) -> dict[str, list[str]]:
+        """What stays on machines that were shut down, by host."""
+        return {}
+
+    def purge(self, record: ClusterRecord | None, say: Say) -> list[str]:
+        """Remove what stays on its machines, of a cluster that is down; returns what could not be removed."""
+        return []
+
+    def plan(self, record_folder: Path) -> list[str]:
+        """What `up` would make, line by line; nothing is changed."""
+        raise FeverError(f"up --dry-run is for kind: aws; to check the machines of kind: {self.kind}, use fever doctor")
+
     @property
     def possible_hosts(self) -> set[str]:
         """The hosts on which an `up` that was killed may have started something."""
@@ -105,9 +120,9 @@ class ClusterTarget(Target):
             if record is not None:
                 record.require_file(file)
                 record.require_settings(self)
-            elif not (folder / TOKEN).exists():
-                JobFolder(folder).write_token()
-            return self.bring_up(str(Path(file).expanduser().resolve()), record, folder, say)
+            elif not (may_run(folder) and (folder / TOKEN).exists()):
+                JobFolder(folder).write_token()  # one that an `up` left which was killed is of no cluster
+            return self.bring_up(str(user_path(file).resolve()), record, folder, say)
 
     def down_unfinished(self, say: Say, force: bool = False) -> dict[str, list[str]] | None:
         """Remove what a killed `up` left behind; None if there is nothing."""
@@ -138,9 +153,11 @@ class ClusterTarget(Target):
 
     def run(self, order: Order) -> int:
         """Send the code and the run directory, and have them trained; Ctrl-C detaches, the run continues."""
-        if order.options:
-            first = f"--{next(iter(order.options)).replace('_', '-')}"
+        if others := [name for name in order.options if name != "hosts"]:
+            first = f"--{others[0].replace('_', '-')}"
             raise FeverError(f"{first} works for schedulers and MPI only; for {order.on}, set it in the file")
+        if self.max_hosts is not None and (order.config.search is not None or find_provider(order.config.algo)):
+            raise FeverError("--hosts: searches and RLlib's algorithms place their processes on all hosts; omit it")
         if order.dry_run:
             raise FeverError("--dry-run prints a scheduler's script, and a cluster has none")
         if order.config.start_from is not None and order.config.search is not None:
@@ -154,7 +171,7 @@ class ClusterTarget(Target):
         package = pack(without_prefix(order.config.algo), *order.config.names(), skip=run.parent)
         with self.open_link(order.on) as link:
             link.prepare()
-            print(f"sending {package.what}", file=sys.stderr)
+            say(f"sending {package.what}", sys.stderr)
             job = jobs.submit(order.config, self, link, run, order.flags, package)
         return order.follow(job)
 

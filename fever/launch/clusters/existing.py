@@ -17,6 +17,7 @@ from pydantic import ValidationInfo, field_validator
 from fever import layout
 from fever.config import setting
 from fever.errors import FeverError
+from fever.files import user_path
 from fever.job import LOG
 from fever.launch.clusters.base import ClusterTarget
 from fever.launch.clusters.link import Link
@@ -174,5 +175,5 @@ def own_token() -> str | None:
     """The user's token for Ray, from where Ray itself looks for it."""
     if token := os.environ.get("RAY_AUTH_TOKEN"):
         return token
-    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser()
+    path = user_path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token"))
     return path.read_text().strip() if path.is_file() else None

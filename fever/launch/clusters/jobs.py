@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fever import layout
 from fever.config import RunConfig
 from fever.errors import FeverError
-from fever.job import ENDED, JOB, QUEUED, RUN, RUNNING
+from fever.job import ENDED, HOSTS, JOB, QUEUED, RUN, RUNNING
 from fever.launch.clusters.link import ClusterDown, Link, SshLink, connect, note_end
 from fever.launch.clusters.package import Package
 from fever.launch.clusters.ray_jobs import OVER
@@ -53,6 +53,7 @@ def submit(config: RunConfig, target: ClusterTarget, link: Link, run: Path, flag
         words = ["resume", remote_path] if folder.saved else ["train", "-f", f"{remote_path}/{layout.JOB}/{RUN}"]
         variables = {**target.job_variables, JOB: f"{remote_path}/job", "PYTHONWARNINGS": "ignore"}
         variables["RAY_JOB_STOP_WAIT_TIME_S"] = str(STOP_SECONDS)
+        variables |= {HOSTS: str(target.max_hosts)} if target.max_hosts is not None else {}
         link.push(job.run, remote_path)
         link.jobs.upload(package)
         command = f"exec {shell_word(link.python)} {join(['-m', 'fever', *words, *flags])}"

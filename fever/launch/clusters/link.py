@@ -9,6 +9,7 @@ that reads run directories works while the job runs, after its end, and when the
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Self, cast
@@ -44,6 +45,7 @@ class Link:
     head: str
     runs: str  # the folder of run directories on the cluster
     python: str  # the interpreter on the cluster
+    kept_there: tuple[str, ...] = ()  # prefixes of the names of files that are never copied
 
     def __init__(self) -> None:
         self.mirrors: dict[tuple[Path, str], Mirror] = {}
@@ -75,7 +77,7 @@ class Link:
         Waits while another process does so. Replay buffers and the environments' own files are copied only after the
         job's end, unless `whole`.
         """
-        facts, over, folder = job.facts, job.code is not None, to or job.run
+        facts, over, folder = job.facts, job.folder.read(EXIT) is not None, to or job.run
         (folder / layout.JOB).mkdir(parents=True, exist_ok=True)
         latest = folder / layout.JOB / ".mirror"  # the id of the mirror that last changed the folder
         with FileLock(latest):
@@ -85,9 +87,12 @@ class Link:
                 latest.write_text(mirror.id)
             before = mirror.moved
             try:
-                mirror.pull(self.log_of(facts["id"]), skip=() if whole or over else PULLED_LATER)
+                later = () if whole or over else PULLED_LATER
+                mirror.pull(self.log_of(facts["id"]), skip=(*self.kept_there, *later))
             except (EOFError, OSError, ValueError):
                 raise Unreachable(self.broken()) from None
+            if to is not None and (signed := job.folder.path / layout.SIGNATURE).is_file():
+                shutil.copy(signed, to / layout.JOB)
             if to is None and over:  # it had ended before the files were copied, so this is all of it
                 job.folder.write(EXIT, {**(job.folder.read(EXIT) or {}), "home": True})
         return mirror.moved - before

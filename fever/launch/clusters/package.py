@@ -14,7 +14,9 @@ from pathlib import Path
 from pathspec import GitIgnoreSpec
 
 import fever
+from fever import layout
 from fever.errors import FeverError
+from fever.job import RECORD, RUN
 from fever.text import format_bytes
 
 MOST = 100 * 2**20  # bytes that Ray accepts in one upload
@@ -104,7 +106,8 @@ def package_files(path: Path, prefix: str | None = None) -> dict[str, Path]:
 
 
 def project_files(root: Path, skip: Path | None = None) -> dict[str, Path]:
-    """The files below a folder that no .gitignore excludes, by their relative paths."""
+    """The files below a folder that no .gitignore excludes, by their relative paths; those of run directories, such as
+    fetched ones, are left out wherever they are."""
     found: dict[str, Path] = {}
     ignores = _ignores_above(root)
 
@@ -118,12 +121,19 @@ def project_files(root: Path, skip: Path | None = None) -> dict[str, Path]:
             if _ignored(path, directory, [*own, *ignores]):
                 continue
             if directory and not entry.is_symlink():
-                walk(path, [*own, *ignores])
+                if not _is_run(path):
+                    walk(path, [*own, *ignores])
             elif entry.is_file():
                 found[path.relative_to(root).as_posix()] = path
 
     walk(root, ignores)
     return found
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether a folder is a run directory: a project may have a config.yaml, but not one of these pairs."""
+    pairs = ((layout.CONFIG, layout.FACTS), (f"{layout.JOB}/{RECORD}", f"{layout.JOB}/{RUN}"))
+    return any(all((folder / name).is_file() for name in pair) for pair in pairs)
 
 
 def _ignores_in(folder: Path) -> list[tuple[Path, GitIgnoreSpec]]:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from fever.errors import FeverError
+from fever.files import user_path
 from fever.job import JobFolder, records
 from fever.launch.targets import restore_target
 
@@ -67,7 +68,7 @@ class ClusterRecord:
 
     def require_file(self, file: str) -> None:
         """Refuse a file that describes another cluster of the same name."""
-        if Path(self.file) != Path(file).expanduser().resolve():
+        if Path(self.file) != user_path(file).resolve():
             raise FeverError(f"{self.name} is another cluster, up by {self.file}; give this one another `name:`")
 
     def require_settings(self, target: ClusterTarget) -> None:

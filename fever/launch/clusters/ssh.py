@@ -22,7 +22,8 @@ from fever.errors import FeverError
 from fever.launch.on_host.host import free_port
 from fever.runs.mirror import REPLY
 
-SETTINGS = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=10", "RemoteCommand=none", "ControlPath=none")
+SETTINGS = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=10", "RemoteCommand=none")
+ALONE = ("-o", "ControlPath=none")  # a connection of its own, even if the user's configuration shares connections
 ANSWER_SECONDS = 60.0  # for a host to answer, in addition to the time that the request itself may take
 OPTIONS = ("-T", *(word for setting in SETTINGS for word in ("-o", setting)))
 LOADER = (  # has no single quotes, and nothing that a shell would expand between them
@@ -35,10 +36,13 @@ MODULES = (
     "fever.errors",
     "fever.files",
     "fever.layout",
+    "fever.scratch",
     "fever.system",
     "fever.launch.on_host.host",
+    "fever.launch.on_host.environments",
     "fever.runs.mirror",
     AGENT,
+    "fever.launch.on_host.login",
 )
 REASONS = {  # a pattern in what ssh prints -> what it means
     r"Could not resolve hostname": "there is no host of this name",
@@ -81,10 +85,15 @@ def shell_word(path: str) -> str:
 
 def command(python: str | None) -> str:
     """The command for the host's shell: the given Python, or the first one that is found, running the loader."""
+    return f"exec sh -c {shlex.quote(load(python))}"
+
+
+def load(python: str | None) -> str:
+    """The same for a POSIX shell."""
     candidates = [python] if python else [f"python3.{sys.version_info.minor}", "python3"]
     tries = " ".join(shell_word(name) for name in candidates)
     loop = f'for p in {tries}; do command -v "$p" > /dev/null 2>&1 && exec "$p" -c \'{LOADER}\'; done'
-    return f"exec sh -c {shlex.quote(f'{loop}; echo fever-no-python >&2; exit 1')}"
+    return f"{loop}; echo fever-no-python >&2; exit 1"
 
 
 class Call:
@@ -93,19 +102,27 @@ class Call:
     running: ClassVar[set[Call]] = set()  # ended on Ctrl-C
 
     def __init__(
-        self, ssh_command: list[str], request: dict[str, Any], python: str | None, forward: int = 0, port: int = 0
+        self,
+        ssh_command: list[str],
+        request: dict[str, Any],
+        python: str | None,
+        forward: int = 0,
+        port: int = 0,
+        remote_command: str | None = None,
     ) -> None:
         """`ssh_command`: the words of ssh that run a command on the host; `forward`: a port of the host's loopback
-        device, to which `port` of this machine, or any free one, is forwarded; 0: none."""
+        device, to which `port` of this machine, or any free one, is forwarded; 0: none. `remote_command`: for the
+        host's shell, instead of `command`; the connection may then be one that the user's ssh shares, with its second
+        factor."""
         self.host = ssh_command[-1].rpartition("@")[2]
         self.port = port or (free_port() if forward else 0)
-        words = [*OPTIONS]
+        words = [*OPTIONS, *(ALONE if remote_command is None else ())]
         if forward:
             words += ["-o", "ExitOnForwardFailure=yes", "-L", f"127.0.0.1:{self.port}:127.0.0.1:{forward}"]
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - read when the call has ended
         try:
             self.process = subprocess.Popen(
-                [ssh_command[0], *words, *ssh_command[1:], command(python)],
+                [ssh_command[0], *words, *ssh_command[1:], remote_command or command(python)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
                 start_new_session=True,  # Ctrl-C is for this process
             )  # fmt: skip
@@ -177,10 +194,12 @@ class Call:
         self.close()
 
 
-def ask(ssh_command: list[str], request: dict[str, Any], python: str | None = None) -> dict[str, Any]:
+def ask(
+    ssh_command: list[str], request: dict[str, Any], python: str | None = None, remote_command: str | None = None
+) -> dict[str, Any]:
     """Run an agent for one request and return its reply; only the setup of an environment has no time limit."""
     limit = None if request["action"] == "install" else ANSWER_SECONDS + request.get("seconds", 0.0)
-    with Call(ssh_command, request, python) as call:
+    with Call(ssh_command, request, python, remote_command=remote_command) as call:
         return call.reply(limit)
 
 

@@ -9,11 +9,15 @@ from pydantic import field_validator
 
 from fever.config import setting
 from fever.errors import FeverError
+from fever.launch.clusters import remains
 from fever.launch.clusters.base import ClusterTarget, Say
 from fever.launch.clusters.host_packages import describe_environment
 from fever.launch.clusters.record import ClusterRecord
 from fever.launch.clusters.ssh_up import SshBringUp, ask_hosts, stop_hosts
 from fever.launch.doctor import Finding
+from fever.launch.script_text import Word
+
+CHECK_SECONDS = 60.0  # for a host to find out whether an environment could be set up on it
 
 
 class Ssh(ClusterTarget):
@@ -23,7 +27,7 @@ class Ssh(ClusterTarget):
     hosts: tuple[str, ...] = setting(
         ..., "as ssh knows them; the first that can be used gets the learner", min_length=1
     )
-    user: str | None = setting(None, "who logs in; null: what ssh's own configuration says")
+    user: Word | None = setting(None, "who logs in; null: what ssh's own configuration says")
     options: tuple[str, ...] = setting((), "further words for ssh, such as -p 2222")
     wheels: str | None = setting(None, "folder of wheels on every host, if the hosts have no package registry")
     min_hosts: int = setting(1, "hosts that must be usable, or nothing stays up", gt=0)
@@ -48,6 +52,12 @@ class Ssh(ClusterTarget):
     def take_down(self, cluster_id: str, hosts: set[str], folder: Path, say: Say) -> dict[str, list[str]]:
         return stop_hosts(self, cluster_id, sorted(hosts))
 
+    def describe_remains(self, record: ClusterRecord, hosts: list[str]) -> dict[str, list[str]]:
+        return remains.describe_remains(self, record, hosts)
+
+    def purge(self, record: ClusterRecord | None, say: Say) -> list[str]:
+        return remains.purge(self, record, say)
+
     @property
     def possible_hosts(self) -> set[str]:
         return set(self.hosts)
@@ -58,9 +68,14 @@ class Ssh(ClusterTarget):
 
     def examine(self, on: str, runs: Path) -> list[Finding]:
         """What can be seen of the hosts, all at once; nothing is changed on them."""
-        environment = describe_environment(self.packages, self.extras).name
-        replies = ask_hosts(self, "look", self.hosts, cluster="", environment=environment, measure=True)
-        return [_examine(host, facts) for host, facts in replies.items()]
+        more = {"cluster": "", "environment": describe_environment(self.packages, self.extras).name}
+        replies = ask_hosts(self, "look", self.hosts, measure=True, list=True, **more)
+        to_set_up = [
+            host for host, facts in replies.items() if not isinstance(facts, FeverError) and not facts["python"]
+        ]
+        problems = ask_hosts(self, "check", to_set_up, wheels=self.wheels, seconds=CHECK_SECONDS, **more)
+        findings = [_examine(host, facts, problems.get(host)) for host, facts in replies.items()]
+        return findings + [note for host, facts in replies.items() for note in _unused(on, host, facts)]
 
 
 def _describe(host: str, facts: Any) -> dict[str, Any]:
@@ -73,13 +88,22 @@ def _describe(host: str, facts: Any) -> dict[str, Any]:
     return {**row, "cores": facts["node"].get("cores", facts["cores"])}
 
 
-def _examine(host: str, facts: Any) -> Finding:
-    """One line of `fever doctor`, from the same."""
+def _examine(host: str, facts: Any, checked: Any) -> Finding:
+    """One line of `fever doctor`, from the same, and from whether an environment could be set up there."""
     if isinstance(facts, FeverError):
         return Finding("problem", host, str(facts))
+    if problem := str(checked) if isinstance(checked, FeverError) else (checked or {}).get("problem"):
+        return Finding("problem", host, problem)
     home, scratch = (facts["free"][place] / 2**30 for place in ("home", "scratch"))
     has = facts["versions"]
     made = f"Python {has['Python']}, Ray {has['ray']}" if has else "its environment is set up by the first fever up"
     space = f"{home:.0f} GiB free at home, {scratch:.0f} in scratch"
     text = f"{facts['cores']} cores, {facts['busy']:.1f} in use, {space}; {made}"
     return Finding("problem" if has and "none" in has.values() else "ok", host, text)
+
+
+def _unused(on: str, host: str, facts: Any) -> list[Finding]:
+    """Environments that nothing has used for a long time."""
+    rows = [] if isinstance(facts, FeverError) else facts["environments"]
+    unused = [remains.describe_environment_row(row) for row in rows if remains.is_unused(row)]
+    return [Finding("note", host, f"{row}; fever down {on} --purge removes it") for row in unused]

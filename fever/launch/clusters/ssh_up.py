@@ -40,6 +40,7 @@ class SshBringUp:
         self.failed: dict[str, str] = {}  # host -> why it cannot be used
         self.started: list[str] = []  # hosts that this `up` has started Ray on
         self.left: dict[str, int] = {}  # hosts on which something may be left: `down` tries again
+        self.outdated: list[str] = []  # hosts whose node runs with another environment than the file describes
 
     def run(self) -> ClusterRecord:
         try:
@@ -65,7 +66,9 @@ class SshBringUp:
         self._stop_removed_hosts()
         facts = self._look()
         self._require_copies(facts)
-        facts = self._install(facts)
+        self._require_head(facts)
+        facts = self._same_python(facts)
+        facts = self._install(self._keep_running(facts))
         facts = self._same_versions(facts)
         nodes = self._start(facts)
         if len(nodes) < self.target.min_hosts:
@@ -73,7 +76,7 @@ class SshBringUp:
             usable = f"{len(nodes)} of {len(self.target.hosts)} hosts" if nodes else "no host"
             result = "nothing is up" if self.record is None else "nothing was added to what is up"
             raise FeverError(f"{usable} can be used, {result}: {reasons}")
-        if old := [host for host, node in nodes.items() if node["interpreter"] != facts[host]["python"]]:
+        if old := [host for host in nodes if host in self.outdated]:
             what = f"started with another environment than {self.file} describes now"
             self.say(f"{', '.join(old)}: {what}; fever down and fever up change that")
         head = next(host for host, node in nodes.items() if node["dashboard"])
@@ -83,7 +86,8 @@ class SshBringUp:
             ssh_command=self.target.ssh_command(head), python=nodes[head]["interpreter"],
             dashboard=nodes[head]["dashboard"], address=nodes[head]["address"], head=head,
             hosts=self.left | self._unusable() | {host: node["cores"] for host, node in nodes.items()},
-            logs=f"{nodes[head]['scratch']}/r/session_latest/logs", environment=self.environment.name,
+            logs=f"{nodes[head]['scratch']}/r/session_latest/logs",
+            environment=self.record.environment if self.record and head in self.outdated else self.environment.name,
             runs=absolute_path(self.target.runs, facts[head]["home"]),
         )  # fmt: skip
         record.write()
@@ -116,6 +120,12 @@ class SshBringUp:
             how = f"if it is gone for good: fever down {self.file} --force"
             raise FeverError(f"{what} and may have the only copy of {names}; {how}")
 
+    def _require_head(self, facts: Facts) -> None:
+        """Refuse to start nodes anew that run while their head cannot be reached: it may be running, too."""
+        running = [fact["node"] for fact in facts.values() if fact["node"]]
+        if running and not any(map(_is_head, running)) and self.record and self.record.head in self.failed:
+            raise FeverError(f"{self.record.head}, the head of {self.target.name}, cannot be reached; try again later")
+
     def _fail(self, host: str, reason: object) -> None:
         self.failed[host] = str(reason)
         self.say(f"{host}: {reason}")
@@ -134,6 +144,28 @@ class SshBringUp:
     def _look(self) -> Facts:
         return self._each(list(self.target.hosts), lambda host: self._ask(host, "look"))
 
+    def _same_python(self, facts: Facts) -> Facts:
+        """Leave out hosts whose Python is not the future head's, to the patch level as Ray demands, before anything is
+        set up on them."""
+        has = {host: (fact["versions"] or {"Python": fact["own_python"]})["Python"] for host, fact in facts.items()}
+        for first in self._in_order(facts)[:1]:
+            for host in facts:
+                if has[host] != has[first]:
+                    how = "all hosts of a cluster need the same; `python:` names another interpreter"
+                    self._fail(host, f"has Python {has[host]}, but {first} has {has[first]}; {how}")
+        return self._without_failed(facts)
+
+    def _without_failed(self, facts: Facts) -> Facts:
+        return {host: fact for host, fact in facts.items() if host not in self.failed}
+
+    def _keep_running(self, facts: Facts) -> Facts:
+        """Nodes that run keep their environment, unless their head is gone: then all are started again."""
+        if not any(_is_head(fact["node"]) for fact in facts.values()):
+            return facts
+        running = {host: fact["node"]["interpreter"] for host, fact in facts.items() if fact["node"]}
+        self.outdated = [host for host, python in running.items() if python != facts[host]["python"]]
+        return {host: fact | ({"python": running[host]} if host in running else {}) for host, fact in facts.items()}
+
     def _install(self, facts: Facts) -> Facts:
         """Set up the environment on hosts that do not have it."""
         missing = [host for host in facts if facts[host]["python"] is None]
@@ -144,14 +176,14 @@ class SshBringUp:
         made = self._each(missing, lambda host: self._ask(host, "install", **more))
         for host, reply in made.items():
             self.say(f"{host}: environment {self.environment.name} in {format_duration(reply['seconds'])}")
-        return {host: fact | made.get(host, {}) for host, fact in facts.items() if host not in self.failed}
+        return {host: fact | made.get(host, {}) for host, fact in self._without_failed(facts).items()}
 
     def _same_versions(self, facts: Facts) -> Facts:
-        """Leave out hosts whose Python or packages differ from those of the future head."""
+        """Leave out hosts whose packages differ from those of the future head."""
         for host in facts:
             if missing := [name for name, has in facts[host]["versions"].items() if has == "none"]:
                 self._fail(host, f"{facts[host]['python']} has no {', '.join(missing)}")
-        facts = {host: fact for host, fact in facts.items() if host not in self.failed}
+        facts = self._without_failed(facts)
         for first in self._in_order(facts)[:1]:
             for host in facts:
                 pairs = zip(facts[host]["versions"].items(), facts[first]["versions"].values(), strict=True)
@@ -159,11 +191,11 @@ class SshBringUp:
                     f"{name} {has}, but {first} has {wanted}" for (name, has), wanted in pairs if has != wanted
                 ]:
                     self._fail(host, f"has {'; '.join(differ)}; they must be the same")
-        return {host: fact for host, fact in facts.items() if host not in self.failed}
+        return self._without_failed(facts)
 
     def _in_order(self, facts: Facts) -> list[str]:
         """Hosts by preference as head: the running head, the last head, which has the runs, then the file's order."""
-        first = [host for host in facts if (facts[host]["node"] or {}).get("dashboard")]
+        first = [host for host in facts if _is_head(facts[host]["node"])]
         first += [self.record.head] if self.record and self.record.head in facts.keys() - set(first) else []
         return first + [host for host in self.target.hosts if host in facts and host not in first]
 
@@ -171,11 +203,8 @@ class SshBringUp:
         """Start the head first, then all others at once; returns the node of every host."""
         order = self._in_order(facts)
         running = [host for host in order if facts[host]["node"]]
-        if running and not facts[running[0]]["node"].get("dashboard"):
-            if self.record is not None and self.record.head in self.failed:
-                raise FeverError(
-                    f"{self.record.head}, the head of {self.target.name}, cannot be reached; try again later"
-                )
+        if running and not _is_head(facts[running[0]]["node"]):
+            self._require_head(facts)
             self._stop(running)  # nodes without their head
             self.say(f"the head of {self.target.name} is gone; the cluster is started again")
             facts = {host: {**fact, "node": None} for host, fact in facts.items()}
@@ -210,6 +239,10 @@ class SshBringUp:
         nodes = self._each(hosts, start)
         self._stop([host for host in hosts if host in self.failed and host in self.started])
         return nodes
+
+
+def _is_head(node: dict[str, Any] | None) -> bool:
+    return bool(node and node.get("dashboard"))
 
 
 def ask_host(target: Ssh, action: str, host: str, **more: Any) -> dict[str, Any]:

@@ -1,46 +1,69 @@
-"""`fever tunnel`: Ray's dashboard and TensorBoard on this machine, with the cluster's runs copied as they grow."""
+"""`fever tunnel`: the live page, Ray's dashboard and TensorBoard of a cluster on this machine; its runs are copied."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import socket
 import subprocess
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+from fever.board.server import Board
 from fever.errors import FeverError
 from fever.launch.clusters.jobs import jobs_of
 from fever.launch.clusters.link import Link, SshLink
+from fever.launch.clusters.ray_page import RayPage
 from fever.launch.clusters.record import ClusterRecord
 from fever.launch.clusters.ssh import Unreachable
 from fever.launch.jobs import Job
-from fever.launch.on_host.host import free_port
 from fever.system import start
+from fever.text import say
+from fever.training.tensorboard import PORT, find_program, usable_port
 
-DASHBOARD, BOARD = 8265, 6006  # the usual ports of Ray's dashboard and TensorBoard
+DASHBOARD = 8265  # the usual port of Ray's dashboard
 SYNC_SECONDS = 2.0  # between two copies
 
 
 def open_tunnel(record: ClusterRecord, port: int | None) -> None:
-    """Forward ports and copy runs until Ctrl-C, or until the connection breaks."""
+    """Serve the live page, forward ports and copy runs until Ctrl-C, or until the connection breaks."""
+    jobs = jobs_of(record)
+    folder = jobs[-1].run.parent if jobs else Path("runs")
+    port = usable_port(port, DASHBOARD)
+    with (
+        SshLink(record) as link,
+        RayPage(link.jobs.url, record.token, port) as page,
+        TensorBoard() as tensorboard,
+        Board(folder) as board,
+    ):
+        say(f"fever board    {board.url}  shows {folder}")
+        say(f"Ray dashboard  {page.url}")
+        tensorboard.show({job.run.parent for job in jobs})
+        say("runs           " + (", ".join(str(job.run) for job in jobs) or "none yet"))
+        say("Ctrl-C closes it; nothing on the cluster changes")
+        _copy_until_interrupted(record, link, lambda jobs: tensorboard.show({job.run.parent for job in jobs}))
+
+
+def copy_runs(record: ClusterRecord) -> None:
+    """Copy the cluster's runs to this machine as they grow, until Ctrl-C, or until the connection breaks."""
+    with SshLink(record) as link:
+        _copy_until_interrupted(record, link)
+
+
+def _copy_until_interrupted(
+    record: ClusterRecord, link: Link, look: Callable[[list[Job]], None] = lambda jobs: None
+) -> None:
+    """Copy what is new of all jobs, again and again; `look` sees the jobs before."""
     reported: set[str] = set()
-    with SshLink(record, usable_port(port, DASHBOARD)) as link, TensorBoard() as board:
-        print(f"Ray dashboard  http://127.0.0.1:{link.call.port}  its token: {record.folder / 'token'}")
-        board.show({job.run.parent for job in jobs_of(record)})
-        print("runs           " + (", ".join(str(job.run) for job in jobs_of(record)) or "none yet"))
-        print("Ctrl-C closes it; nothing on the cluster changes", flush=True)
-        try:
-            while True:
-                own = jobs_of(record)
-                board.show({job.run.parent for job in own})
-                for job in own:
-                    if not job.home:
-                        copy_new(link, job, reported)
-                time.sleep(SYNC_SECONDS)
-        except KeyboardInterrupt:
-            print()
+    try:
+        while True:
+            own = jobs_of(record)
+            look(own)
+            for job in own:
+                if not job.home:
+                    copy_new(link, job, reported)
+            time.sleep(SYNC_SECONDS)
+    except KeyboardInterrupt:
+        say("")
 
 
 def copy_new(link: Link, job: Job, reported: set[str]) -> None:
@@ -52,30 +75,15 @@ def copy_new(link: Link, job: Job, reported: set[str]) -> None:
     except FeverError as error:
         if (sentence := f"{job.name}: {error}") not in reported:
             reported.add(sentence)
-            print(sentence, flush=True)
-
-
-def usable_port(wanted: int | None, usual: int) -> int:
-    """The wanted port, or else the usual one, or any free one if that is taken."""
-    port = wanted or usual
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            if wanted:
-                raise FeverError(f"port {wanted} is taken here: {error.strerror}; choose another --port") from None
-            return free_port()
-    return port
+            say(sentence)
 
 
 class TensorBoard:
     """TensorBoard on the folders of runs, if it is installed; restarted when there is another folder."""
 
     def __init__(self) -> None:
-        own = Path(sys.executable).with_name("tensorboard")
-        self.program = str(own) if own.exists() else shutil.which("tensorboard")
-        self.port = usable_port(None, BOARD)
+        self.program = find_program()
+        self.port = usable_port(None, PORT)
         self.folders: set[Path] | None = None
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -83,16 +91,16 @@ class TensorBoard:
         if folders == self.folders:
             return
         if self.program is None:
-            print("TensorBoard    is not installed here: pip install tensorboard", flush=True)
+            say("TensorBoard    is not installed here: pip install tensorboard")
         elif not folders:
-            print("TensorBoard    starts with the first run", flush=True)
+            say("TensorBoard    starts with the first run")
         else:
             self._start(self.program, sorted(folders))
         self.folders = folders
 
     def _start(self, program: str, folders: list[Path]) -> None:
         if self.process is None:
-            print(f"TensorBoard    http://127.0.0.1:{self.port}", flush=True)
+            say(f"TensorBoard    http://127.0.0.1:{self.port}")
         self.close()
         where = ["--logdir", str(folders[0])]
         if len(folders) > 1:

@@ -11,6 +11,7 @@ from fever.launch.clusters.link import UNKNOWN, ClusterDown, Link, connect
 from fever.launch.clusters.ray_jobs import ApiError
 from fever.launch.clusters.ssh import Unreachable
 from fever.launch.jobs import Job, JobWatch, resume_words
+from fever.text import say
 
 BROKEN_SECONDS = 300.0  # for a broken connection, or a dead Ray, to come back
 
@@ -39,7 +40,7 @@ class ClusterWatch(JobWatch):
                 if time.monotonic() > deadline:
                     raise
                 if not reported:
-                    print(f"fever: the connection broke ({error}); the run continues, trying again", file=sys.stderr)
+                    say(f"fever: the connection broke ({error}); the run continues, trying again", sys.stderr)
                     reported = True
                 time.sleep(2)
 
@@ -57,7 +58,7 @@ class ClusterWatch(JobWatch):
             self.silent = None
         elif self.silent is None:
             self.silent = time.monotonic()
-            print("fever: Ray on the cluster does not answer; trying again", file=sys.stderr)
+            say("fever: Ray on the cluster does not answer; trying again", sys.stderr)
         elif time.monotonic() - self.silent > BROKEN_SECONDS:
             what = f"{self.job.name} seems to have died with its Ray; what it saved is in {self.job.run}"
             raise FeverError(f"{what}, resume it with: {resume_words(self.job.run)}")

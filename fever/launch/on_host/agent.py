@@ -1,28 +1,29 @@
 """What fever does on a host that it reaches by ssh.
 
 The source is sent along with every call (`clusters/ssh.py`), so nothing of fever has to be installed on the host. This
-module, `host.py` and `runs/mirror.py` use the standard library only: locks are fcntl's, not filelock's.
+module, `environments.py`, `host.py` and `runs/mirror.py` use the standard library only: locks are fcntl's, not
+filelock's.
 
     look      describe the host, and the node of this cluster that runs on it
-    install   set up the environment that Ray and the training run in, once for a set of versions
+    check     find out whether the environment that Ray and the training run in could be set up
+    install   set it up, once for a set of versions
     start     start a node of Ray that outlives the connection, with a daemon that cleans up after it
     stop      end it, and report what is left
     serve     answer the requests of a mirror until the connection closes (`runs/mirror.py`)
+    remains   report what stays when a cluster is down: environments, copies of runs
+    purge     remove what nothing uses of that
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
 import select
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import traceback
 import urllib.request
@@ -33,28 +34,20 @@ from typing import Any
 from fever import system
 from fever.errors import FeverError
 from fever.files import write_atomically
-from fever.launch.on_host import host
+from fever.launch.on_host import environments, host
+from fever.launch.on_host.host import free, require_space
 from fever.runs import mirror
+from fever.scratch import FALLBACK, PREFIX, Scratch, scratch_folder, sweep
 
-FACTS = """
-import json, platform
-from importlib.metadata import PackageNotFoundError, version
-found = {"Python": platform.python_version()}
-for package in ("ray", "jax"):
-    try:
-        found[package] = version(package)
-    except PackageNotFoundError:
-        found[package] = "none"
-print(json.dumps(found))
-"""
-LEAST_HOME, LEAST_SCRATCH = 3e9, 5e8  # bytes that an environment and a node of Ray need
+LEAST_SCRATCH = 5e8  # bytes that a node of Ray needs
 STOP_SECONDS = 15.0  # for a daemon to clean up
 LOOK_SECONDS = 0.25  # over which the use of cores is measured
 
 
 def main(request: dict[str, Any]) -> None:
-    """Do what the request asks and print the reply; an error is a reply as well."""
+    """Do what the request asks, with its variables `environ`, and print the reply; an error is a reply as well."""
     print(flush=True)  # a shell's start-up files may have printed a line without its end
+    os.environ.update(request.get("environ", {}))
     try:
         reply = ACTIONS[request["action"]](request)
     except FeverError as error:
@@ -72,67 +65,26 @@ def say(reply: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-# the host and its Python environment
-
-
-def home() -> Path:
-    """The folder of this user's files that outlive clusters."""
-    return Path(os.path.expanduser("~/.fever"))
+# the host
 
 
 def look(request: dict[str, Any]) -> dict[str, Any]:
     """Describe the host: cores, Python, free disk space in bytes, and its node of this cluster."""
-    python = interpreter(request)
-    scratch = host.scratch_folder(request["scratch"])
+    python, node = environments.interpreter(request), find_node(request)
+    scratch = scratch_folder(request["scratch"])
+    used = node["interpreter"] if node else python
     return {
         "host": socket.gethostname(),
         "home": os.path.realpath(os.path.expanduser("~")),
         "cores": len(os.sched_getaffinity(0)),
         "busy": round(busy_cores(), 1) if request.get("measure") else None,
+        "own_python": platform.python_version(),  # of which an environment would be made
         "python": python,
-        "versions": versions(python) if python else None,
-        "free": {"home": free(home()), "scratch": free(scratch)},
-        "node": find_node(request),
+        "versions": environments.versions(used) if used else None,
+        "environments": environments.list_environments() if request.get("list") else [],
+        "free": {"home": free(environments.home()), "scratch": free(scratch)},
+        "node": node,
     }
-
-
-def interpreter(request: dict[str, Any]) -> str | None:
-    """The Python that Ray is to run with; None if its environment has not been set up."""
-    if request.get("python"):
-        found = shutil.which(os.path.expanduser(request["python"]))
-        if found is None:
-            raise FeverError(f"{request['python']} was not found on it")
-        return found
-    python = environment(request) / "bin" / "python"
-    ready = (environment(request) / ".ready").exists() and os.access(python, os.X_OK)
-    return str(python) if ready else None
-
-
-def environment(request: dict[str, Any]) -> Path:
-    """The folder of an environment for this Python and processor; other kinds of machines may share the home folder."""
-    kind = f"{sys.version_info.major}.{sys.version_info.minor}-{platform.machine()}"
-    return home() / "environments" / f"{request['environment']}-{kind}"
-
-
-def versions(python: str) -> dict[str, str]:
-    """Versions of a Python and of its packages, without importing them."""
-    try:
-        done = subprocess.run([python, "-c", FACTS], capture_output=True, text=True)
-    except OSError as error:
-        raise FeverError(f"{python} does not run: {error.strerror}") from None
-    if done.returncode:
-        raise FeverError(f"{python} does not run: {last_line(done.stderr)}")
-    return json.loads(done.stdout)
-
-
-def free(folder: Path) -> float:
-    """Free bytes on the disk of a folder, which need not exist yet."""
-    return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
-
-
-def require_space(folder: Path, least: float) -> None:
-    if (space := free(folder)) < least:
-        raise FeverError(f"its disk is full: {folder} has {space / 1e9:.1f} GB, {least / 1e9:.1f} GB are needed")
 
 
 def busy_cores() -> float:
@@ -147,70 +99,18 @@ def busy_cores() -> float:
     return (ticks() - before) / os.sysconf("SC_CLK_TCK") / (time.monotonic() - began)
 
 
-def install(request: dict[str, Any]) -> dict[str, Any]:
-    """Set up the environment, unless it exists; hosts that share a home folder do so once."""
-    folder, began = environment(request), time.monotonic()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    threading.Thread(target=_end_with_connection, daemon=True).start()
-    with open(f"{folder}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / ".ready").exists():
-            require_space(folder, LEAST_HOME)
-            shutil.rmtree(folder, ignore_errors=True)
-            try:
-                _install(request, folder)
-            except BaseException:
-                shutil.rmtree(folder, ignore_errors=True)
-                raise
-    python = str(folder / "bin" / "python")
-    return {"python": python, "versions": versions(python), "seconds": time.monotonic() - began}
-
-
-def _end_with_connection() -> None:
-    """End this process and all that it started when the connection closes, since nobody waits for the result."""
-    while os.read(0, 1 << 16):
-        pass
-    system.end_orphans()
-    os._exit(1)
-
-
-def _install(request: dict[str, Any], folder: Path) -> None:
-    _run([sys.executable, "-m", "venv", str(folder)])
-    (folder / "constraints.txt").write_text(request["constraints"])
-    words = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    words += ["--no-input", "-c", str(folder / "constraints.txt")]
-    if request["wheels"]:
-        wheels = os.path.expanduser(request["wheels"])
-        if not os.path.isdir(wheels):
-            raise FeverError(f"wheels: {wheels} is not a folder on it")
-        words += ["--no-index", "--find-links", wheels]
-    _run([*words, *request["requirements"]])
-    (folder / ".ready").touch()
-
-
-def _run(words: list[str]) -> None:
-    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode:
-        lines = [line for line in done.stdout.splitlines() if "ERROR" in line] or [last_line(done.stdout)]
-        raise FeverError(f"its environment cannot be set up: {lines[0].strip()}")
-
-
-def last_line(text: str) -> str:
-    return (text.strip().splitlines() or ["it printed nothing"])[-1]
-
-
 # the node of Ray
 
 
 def scratch_folders(request: dict[str, Any]) -> set[Path]:
     """Folders in which this host's nodes may have their temporary folders."""
-    return {host.scratch_folder(request["scratch"]), host.FALLBACK}
+    return {scratch_folder(request["scratch"]), FALLBACK}
 
 
 def noted_nodes(request: dict[str, Any]) -> list[dict[str, Any]]:
     """The nodes of a cluster that have a temporary folder of this user's on this host, killed ones included."""
     found = []
-    for path in (path for folder in scratch_folders(request) for path in folder.glob(f"{host.PREFIX}*/node.json")):
+    for path in (path for folder in scratch_folders(request) for path in folder.glob(f"{PREFIX}*/node.json")):
         with suppress(OSError, ValueError):
             if {path.stat().st_uid, path.parent.stat().st_uid} != {os.getuid()}:
                 continue  # of another user, perhaps made to look like ours
@@ -235,7 +135,7 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
     if (node := find_node(request)) is not None and (not request["head"] or node["address"] == request["head"]):
         return node
     stop(request)  # a node of another head, or one that never came up
-    require_space(host.scratch_folder(request["scratch"]), LEAST_SCRATCH)
+    require_space(scratch_folder(request["scratch"]), LEAST_SCRATCH)
     reader, writer = os.pipe()
     if os.fork() == 0:
         os.close(reader)
@@ -272,11 +172,12 @@ class HostDaemon:
 
     def run(self) -> int:
         system.adopt_orphans()
-        scratch: host.Scratch | None = None
+        scratch: Scratch | None = None
         ray = None
+        use = environments.Use(self.request["interpreter"])
         try:
             try:
-                scratch = host.Scratch(self.request["scratch"])
+                scratch = Scratch(self.request["scratch"])
                 self._detach(scratch.path / "log.txt")
                 self._note(scratch)
                 ray = self._start_ray(scratch)
@@ -285,6 +186,7 @@ class HostDaemon:
                 return 1
             self._answer(self._await_ray(scratch, ray))
             while not self.stopping and ray.poll() is None:
+                use.touch()
                 time.sleep(0.1)
         finally:
             if ray is not None:
@@ -292,6 +194,7 @@ class HostDaemon:
             system.end_orphans()
             if scratch is not None:
                 scratch.remove()
+            use.end()
         return 0
 
     def _detach(self, log: Path) -> None:
@@ -300,7 +203,7 @@ class HostDaemon:
         for descriptor, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, output), (2, output)):
             os.dup2(source, descriptor)
 
-    def _note(self, scratch: host.Scratch, **more: Any) -> dict[str, Any]:
+    def _note(self, scratch: Scratch, **more: Any) -> dict[str, Any]:
         """Write node.json, by which later calls find this node."""
         own = {"cluster": self.request["cluster"], "host": socket.gethostname(), "pid": os.getpid()}
         own |= {"interpreter": self.request["interpreter"]}
@@ -308,7 +211,7 @@ class HostDaemon:
         write_atomically(scratch.path / "node.json", json.dumps(node), fsync=False)
         return node
 
-    def _start_ray(self, scratch: host.Scratch) -> subprocess.Popen[bytes]:
+    def _start_ray(self, scratch: Scratch) -> subprocess.Popen[bytes]:
         request = self.request
         host.raise_limits()
         token = scratch.path / "token"
@@ -325,7 +228,7 @@ class HostDaemon:
         environ |= {**request["variables"], "RAY_AUTH_TOKEN_PATH": str(token)}
         return system.start(command, environ, stdin=subprocess.DEVNULL, cwd=os.path.expanduser("~"))
 
-    def _await_ray(self, scratch: host.Scratch, ray: subprocess.Popen[bytes]) -> dict[str, Any]:
+    def _await_ray(self, scratch: Scratch, ray: subprocess.Popen[bytes]) -> dict[str, Any]:
         """Wait until Ray has started; returns the node's description, or an error."""
         while not self.stopping and ray.poll() is None:
             cluster = host.cluster_of(scratch.ray)
@@ -359,7 +262,7 @@ def stop(request: dict[str, Any]) -> dict[str, Any]:
     """End this host's node, and remove the folders of killed ones; returns what is left."""
     left = [thing for node in find_nodes(request) for thing in _stop(node)]
     for folder in scratch_folders(request):
-        host.sweep(folder)
+        sweep(folder)
     left += [node["scratch"] for node in noted_nodes(request)]
     return {"left": sorted(set(left))}
 
@@ -382,4 +285,13 @@ def serve(request: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-ACTIONS = {"look": look, "install": install, "start": start, "stop": stop, "serve": serve}
+ACTIONS = {
+    "look": look,
+    "check": environments.check,
+    "install": environments.install,
+    "start": start,
+    "stop": stop,
+    "serve": serve,
+    "remains": environments.remains,
+    "purge": environments.purge,
+}

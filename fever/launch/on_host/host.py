@@ -1,4 +1,4 @@
-"""This host as part of a job or a cluster: addresses, cores, versions, temporary folders, and Ray's command line.
+"""This host as part of a job or a cluster: addresses, cores, versions, and Ray's command line.
 
 Uses the standard library only, since it is sent to hosts over ssh; so locks are fcntl's and not filelock's.
 """
@@ -9,7 +9,6 @@ import fcntl
 import os
 import platform
 import resource
-import secrets
 import shutil
 import socket
 import struct
@@ -17,14 +16,10 @@ import time
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from fever.errors import FeverError
 
-PREFIX = "fever-ray-"
-FALLBACK = Path("/tmp")  # for temporary folders that cannot be where they should
-LONGEST = 43  # bytes of Ray's temporary folder: the paths of the sockets below it may have 107 bytes
-STALE_SECONDS = 3600.0  # after which a folder without an owner is removed
 OPEN_FILES = 65536  # that a node of Ray with many workers may need
 
 
@@ -102,6 +97,16 @@ def raise_limits() -> str | None:
     return f"ulimit -n allows only {wanted} open files; Ray wants 4096" if wanted < 4096 else None
 
 
+def free(folder: Path) -> float:
+    """Free bytes on the disk of a folder, which need not exist yet."""
+    return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
+
+
+def require_space(folder: Path, least: float) -> None:
+    if (space := free(folder)) < least:
+        raise FeverError(f"its disk is full: {folder} has {space / 1e9:.1f} GB, {least / 1e9:.1f} GB are needed")
+
+
 def shared_memory() -> int | None:
     """Bytes for Ray's object store if /dev/shm is so small that Ray would use the disk; None: Ray's default."""
     with suppress(OSError):
@@ -111,64 +116,11 @@ def shared_memory() -> int | None:
     return None
 
 
-def scratch_folder(setting: str) -> Path:
-    """The folder for temporary folders on this host; environment variables and ~ are expanded."""
-    return Path(os.path.expandvars(setting)).expanduser()
-
-
 def free_port() -> int:
     """A free port of the loopback device."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
-
-
-class Scratch:
-    """A temporary folder with a short path on this host; its owner holds a lock in it."""
-
-    def __init__(self, parent: str) -> None:
-        self.note = ""
-        folder = scratch_folder(parent)
-        name = f"{PREFIX}{secrets.token_hex(3)}"
-        if len(str(folder / name / "r")) > LONGEST or not folder.is_dir():
-            self.note = f"scratch {folder} is too long a path for Ray or does not exist; {FALLBACK} is used"
-            folder = FALLBACK
-        sweep(folder)
-        hidden, self.path = folder / f".{name}", folder / name
-        try:
-            hidden.mkdir(mode=0o700)
-            self.lock: IO[str] = open(hidden / "owner", "w")  # noqa: SIM115 - held as long as the folder is in use
-            fcntl.flock(self.lock, fcntl.LOCK_EX)
-            hidden.rename(self.path)  # `sweep` sees it only once it is locked
-        except OSError as error:
-            reason = f"{folder} cannot be used on {socket.gethostname()}: {error.strerror}"
-            raise FeverError(f"{reason}; set scratch to a folder that can") from error
-
-    @property
-    def ray(self) -> Path:
-        """Ray's own folder. Ray makes it readable for everybody, so it is in a folder that only this user can enter."""
-        return self.path / "r"
-
-    def remove(self) -> None:
-        deadline = time.monotonic() + 1.0
-        while self.path.exists() and time.monotonic() < deadline:  # processes that are ending may still write into it
-            shutil.rmtree(self.path, ignore_errors=True)
-        self.lock.close()
-
-
-def sweep(folder: Path) -> None:
-    """Remove the temporary folders of owners that were killed."""
-    for path in folder.glob(f"{PREFIX}*"):
-        with suppress(OSError):
-            if path.lstat().st_uid != os.getuid():
-                continue
-            if not (path / "owner").exists():
-                if time.time() - path.lstat().st_mtime > STALE_SECONDS:
-                    shutil.rmtree(path, ignore_errors=True)
-                continue
-            with open(path / "owner") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
 
 
 # Ray

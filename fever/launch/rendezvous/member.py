@@ -1,8 +1,12 @@
 """One rank of a rendezvous: it announces itself, waits for the others, and leaves together with them.
 
-Ranks exchange files in the job's folder. Rank 0 clears it, waits for the others, and publishes a plan that lists them;
-the others wait for a plan that lists them. Every rank draws a random number (nonce) that the plan repeats, so files of
-an earlier attempt in the same folder, of a job that was killed and requeued, are recognised.
+Ranks exchange files in the job's folder. Rank 0 clears it, opens a meeting, waits for the others, and publishes a plan
+that lists them; the others wait for a plan that lists them. Every rank draws a random number (nonce) that the plan
+repeats, so files of an earlier attempt in the same folder, of a job that was killed and requeued, are recognised.
+
+What all ranks together ask of the file server grows with their number, not faster: only rank 0 lists folders with a
+file for every rank, and reads each file once; a rank announces itself once in a meeting, and reads its part of the plan
+only.
 """
 
 from __future__ import annotations
@@ -20,13 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from fever.errors import FeverError
-from fever.job import ALIVE, CONTINUED, EXIT, LEFT, PLAN, RANKS, STOP, JobFolder
+from fever.job import ALIVE, CONTINUED, EXIT, LEFT, MEETING, PLAN, PLANS, RANKS, STOP, JobFolder
 from fever.launch.on_host import host
-from fever.launch.rendezvous.launchers import BINDING, Rank
+from fever.launch.rendezvous.launchers import BINDING, Rank, granted_cores, note_binding
 from fever.launch.targets import Allocation, allocated_hosts
 
 POLL_SECONDS = 0.1
-AGAIN_SECONDS = 1.0  # between two announcements of a rank that is not in a plan yet
+SELDOM_SECONDS = 4.0  # the longest polling interval
+PART = 64  # ranks in a part of the plan
 BEAT_SECONDS = 2.0  # between two heartbeats of rank 0
 LOST_SECONDS = 60.0  # without a heartbeat, after which the others give up; file servers may hang for a while
 DISMISS_SECONDS = 10.0  # for a failed rank 0 to tell late ranks; the others wait this much longer for rank 0
@@ -59,9 +64,11 @@ class Member:
         self.plan: dict[str, Any] = {}
         self.signalled = 0  # number of the last signal
         self.orphaned = False  # the lifeline closed: the launcher has killed this rank
+        self.facts: dict[str, tuple[int, dict[str, Any]]] = {}  # file of a rank -> its inode number and content
         self.seen, self.seen_at = 0, 0.0  # ranks that have arrived, and when the last one did
         self.beats, self.beaten = 0, 0.0  # heartbeats, and when the last one was written
-        self.announced = 0.0
+        self.announced = False
+        self.meeting: str | None = None  # to which this rank has announced itself
         self.patient = False  # it waits for the job's end: poll the file server less often
         self.lifeline = lifeline
         self.wake, writer = os.pipe()
@@ -102,15 +109,21 @@ class Member:
             self.beats, self.beaten = self.beats + 1, time.monotonic()
             with suppress(OSError):
                 self.folder.write_text(ALIVE, f"{launch_name(self.rank)} {self.beats}")
-        ranks = self.rank.size or len(self.plan.get("members", ()))
-        interval = max(POLL_SECONDS, ranks / (200 if self.patient else 1000))
         watched = [self.wake] + ([self.lifeline] if self.lifeline >= 0 else [])
-        ready, _, _ = select.select(watched, [], [], interval)
+        ready, _, _ = select.select(watched, [], [], self._interval())
         if self.wake in ready:
             os.read(self.wake, 512)
         if self.lifeline in ready:
             self.lifeline, self.orphaned = -1, True
             self.signalled = self.signalled or signal.SIGTERM
+
+    def _interval(self) -> float:
+        """Seconds until the next look: all ranks together look a thousand times a second. As long as nobody knows how
+        many they are, a rank looks the less often the longer it has waited."""
+        ranks = self.rank.size or self.plan.get("count")
+        waited = time.monotonic() - self.begin
+        wanted = waited / 20 if ranks is None else ranks / (200 if self.patient else 1000)
+        return min(max(POLL_SECONDS, wanted), SELDOM_SECONDS)
 
     def until(self, condition: Callable[[], Any], what: Callable[[], str]) -> Any:
         """Wait until a condition is true and return its value. Raises FeverError(what()) when it takes too long, and
@@ -132,13 +145,22 @@ class Member:
     def describe(self) -> dict[str, Any]:
         """The facts about this rank that the others need."""
         allotted = os.environ.get("SLURM_CPUS_ON_NODE") if self.rank.launcher == "Slurm" else None
-        return {**host.describe_host(), "nonce": self.nonce, "allotted": int(allotted) if allotted else None}
+        cores = {
+            "allotted": int(allotted) if allotted else None,
+            "granted": granted_cores() if self.rank.launcher == "Slurm" else None,
+        }
+        return {**host.describe_host(), "nonce": self.nonce, **cores}
+
+    def open_meeting(self, *keep: str) -> None:
+        """Rank 0: clear the folder, except these files, and have those who are there announce themselves again."""
+        self.folder.clear(*keep)
+        self.folder.write_text(MEETING + self.nonce, "")
 
     def announce(self) -> None:
-        self.announced = time.monotonic()
         with suppress(FileNotFoundError), writing(self.host, self.folder.path):
-            # not found: rank 0 is clearing the folder right now; `_own_plan` announces again
+            # not found: rank 0 is clearing the folder right now; `_own_plan` tries again
             self.folder.write(f"{RANKS}/{self.rank.number}.json", self.describe())
+            self.announced = True
 
     def gather(self, **more: Any) -> dict[int, dict[str, Any]]:
         """Rank 0: wait for all others and publish the plan, with further facts; returns the facts of every rank."""
@@ -148,8 +170,7 @@ class Member:
         return ranks
 
     def join(self) -> dict[str, Any]:
-        """The others: announce this rank and wait for a plan that lists it."""
-        self.announce()
+        """The others: announce this rank and wait for a plan that lists it; returns this rank's part."""
         seconds = self.target.connect_seconds
         self.plan = self.until(
             self._own_plan, lambda: f"rank 0 did not appear in {self.folder.path} within {seconds:.0f} s; is it on a "
@@ -185,21 +206,26 @@ class Member:
         """Whether other ranks are still cleaning up. Rank 0 counts them; the others wait until the plan is gone."""
         if self.leads:
             return len(self.folder.names(LEFT)) < len(self.plan["members"])
-        return self.folder.read_text(PLAN) is not None
+        return PLAN in self.folder.names("")
 
     # rank 0's part
 
     def _here(self) -> dict[int, dict[str, Any]]:
-        """The facts of the ranks that have arrived so far."""
-        ranks = {int(Path(name).stem): self.folder.read(f"{RANKS}/{name}") for name in self.folder.names(RANKS)}
-        return {number: facts for number, facts in sorted(ranks.items()) if facts is not None}
+        """The facts of the ranks that have arrived so far. Only files that are new are read."""
+        files = self.folder.files(RANKS)
+        fresh = [name for name, inode in files.items() if name not in self.facts or self.facts[name][0] != inode]
+        for name, facts in zip(fresh, self.folder.read_all([f"{RANKS}/{name}" for name in fresh]), strict=True):
+            if facts is not None:
+                self.facts[name] = (files[name], facts)
+        found = {int(Path(name).stem): self.facts[name] for name in files if name in self.facts}
+        return {number: facts for number, (_, facts) in sorted(found.items())}
 
     def arrivals(self) -> dict[int, dict[str, Any]] | None:
         """The facts of all ranks once all have arrived, else None. If the launcher does not say how many there are, the
         target's minimum must have arrived, and no new one for a while."""
         least = self.rank.size or self.target.least_ranks
-        if len(self.folder.names(RANKS)) < least or len(here := self._here()) < least:
-            return None  # a rank that is announcing itself again cannot be read for a moment
+        if len(here := self._here()) < least:
+            return None
         if len(here) != self.seen:
             self.seen, self.seen_at = len(here), time.monotonic()
         settled = self.rank.size or time.monotonic() - self.seen_at >= SETTLE_SECONDS
@@ -226,29 +252,41 @@ class Member:
             hosts.setdefault(facts["host"], []).append({**facts, "rank": number})
         nodes = {name: {"rank": here[0]["rank"], **self.cores(here)} for name, here in hosts.items()}
         members = {str(number): facts["nonce"] for number, facts in ranks.items()}
-        self.plan = {"id": secrets.token_hex(8), "members": members, "nodes": nodes, **more}
-        self.folder.write(PLAN, self.plan)
+        common = {"id": self.nonce, "count": len(ranks), "leader": self.host, **more}
+        for part in sorted({number // PART for number in ranks}):
+            here = {number: facts for number, facts in ranks.items() if number // PART == part}
+            own = {"members": {str(number): members[str(number)] for number in here}}
+            own["nodes"] = {facts["host"]: nodes[facts["host"]] for facts in here.values()}
+            self.folder.write(f"{PLANS}/{part}.json", {**common, **own})
+        self.plan = {**common, "members": members, "nodes": nodes}
+        self.folder.write(PLAN, self.plan)  # the last one: it says that the others are there
 
     def cores(self, ranks: list[dict[str, Any]]) -> dict[str, Any]:
         """The cores that a host's Ray may run on (`cpus`), and how many it offers (`cores`): those of the host's ranks,
-        or all that the host allows if the launcher binds each rank to a few by default."""
-        cpus = sorted({cpu for facts in ranks for cpu in facts["cpus"]})
-        if self.rank.launcher in BINDING:
-            cpus = ranks[0]["allowed_cpus"]
+        or all that the host allows if the launcher binds each rank to a few by default; and a sentence about ranks that
+        are bound (`note`)."""
+        bound, allowed = sorted({cpu for facts in ranks for cpu in facts["cpus"]}), ranks[0]["allowed_cpus"]
+        cpus = allowed if self.rank.launcher in BINDING else bound
         allotted, wanted = ranks[0]["allotted"], self.target.cores_of(ranks[0]["rank"])
         most = min(allotted or len(cpus), len(cpus))
-        return {"cpus": cpus, "cores": most if wanted is None else min(wanted, allotted or wanted)}
+        available = min(ranks[0]["granted"] or len(allowed), wanted or len(allowed))
+        note = note_binding(self.rank.launcher, bound, available, min(len(cpus), available))
+        return {"cpus": cpus, "cores": most if wanted is None else min(wanted, allotted or wanted), "note": note}
 
     # the others' part
 
     def _own_plan(self) -> dict[str, Any] | None:
-        """The plan if it lists this rank, else None; announces it again, in case rank 0 has cleared the folder."""
-        plan = self.folder.read(PLAN)
-        if plan is not None and plan["members"].get(str(self.rank.number)) == self.nonce:
-            return plan
-        if time.monotonic() - self.announced > AGAIN_SECONDS:
+        """This rank's part of a plan that lists it, else None. Announces the rank, again if rank 0 has opened a meeting
+        since."""
+        names = self.folder.names("")
+        meeting = next((name for name in names if name.startswith(MEETING)), None)
+        if not self.announced or meeting not in (None, self.meeting):
+            self.announced, self.meeting = False, meeting
             self.announce()
-        return None
+        if PLAN not in names:
+            return None
+        plan = self.folder.read(f"{PLANS}/{self.rank.number // PART}.json", listed=True)
+        return plan if plan is not None and plan["members"].get(str(self.rank.number)) == self.nonce else None
 
 
 def launch_name(rank: Rank) -> str:

@@ -46,7 +46,10 @@ class Mpi(Allocation):
         if job.code is not None or job.folder.read_text(ALIVE) is None:
             return job.ended()
         silent = time.time() - (job.folder.path / ALIVE).stat().st_mtime
-        return (RUNNING, "") if silent < LOST_SECONDS else (ENDED, "was killed")
+        if silent < LOST_SECONDS:
+            return RUNNING, ""
+        job.folder.drop_token()
+        return ENDED, "was killed"
 
     def cancel(self, job: jobs.Job) -> str:
         raise FeverError(f"{job.name} does not stop; end its launcher (mpirun) where it was started")

@@ -14,6 +14,7 @@ is signalled or dies.
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import socket
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 from fever import layout, system
+from fever.envs.local_folder import LOCAL
 from fever.errors import FeverError
 from fever.job import (
     ALIVE,
@@ -38,7 +40,6 @@ from fever.job import (
     HEAD,
     JOB,
     LEFT,
-    PLAN,
     RECORD,
     RUN,
     STARTED,
@@ -46,6 +47,7 @@ from fever.job import (
     JobFolder,
 )
 from fever.launch.on_host import host
+from fever.launch.rendezvous.breakdown import Moments, breakdown
 from fever.launch.rendezvous.launchers import Rank, find_rank, without_launcher
 from fever.launch.rendezvous.member import (
     BEAT_SECONDS,
@@ -60,12 +62,17 @@ from fever.launch.rendezvous.member import (
     writing,
 )
 from fever.launch.targets import Allocation, restore_target
-from fever.sampling.ray_cluster import RAY_SETTINGS
+from fever.sampling.ray_settings import MPI_SETTINGS, PRIVATE_SETTINGS, RAY_SETTINGS
+from fever.scratch import Scratch
+from fever.signals import OUTLIVED
+from fever.text import say
 
 SEE_SECONDS = 10.0  # for the files of the submitting host to become visible
 SAVE_SECONDS = 60.0  # for a driver to save that was told to stop
 CANCEL_SECONDS = 20.0  # the same, if a scheduler cancels: most give half a minute before they kill everything
 RAY_EXITED_SECONDS = 10.0  # without a heartbeat of rank 0, in a rank whose Ray has exited
+NOTICE_SECONDS = 3600.0  # for a scheduler to notice that a machine died; Slurm's default is 300 (SlurmdTimeout)
+ASK_SECONDS = 10.0  # between two questions to it
 ORPHAN_SECONDS = 5.0  # for the driver's exit code, in a rank that was killed, perhaps alone
 RAY = {
     **RAY_SETTINGS,
@@ -77,10 +84,17 @@ RAY = {
 }
 
 
-def run_rank(folder: JobFolder, target: Allocation, rank: Rank, prepare: Callable[[], None] = lambda: None) -> int:
+def run_rank(
+    folder: JobFolder,
+    target: Allocation,
+    rank: Rank,
+    prepare: Callable[[], None] = lambda: None,
+    keep_stop: bool = False,
+) -> int:
     """Take part in a job as one rank; returns the exit code. Call it before this process has threads.
 
-    Rank 0 calls `prepare` once the folder is its own; a FeverError that it raises ends all ranks.
+    Rank 0 calls `prepare` once the folder is its own; a FeverError that it raises ends all ranks. `keep_stop`: the job
+    may have been told to stop already.
     """
     refuse_occupied(folder, rank)
     lifeline, held = os.pipe()
@@ -90,7 +104,7 @@ def run_rank(folder: JobFolder, target: Allocation, rank: Rank, prepare: Callabl
         try:
             os.setsid()
             os.close(held)
-            code = RankProcess(folder, target, rank, lifeline, prepare).run()
+            code = RankProcess(folder, target, rank, lifeline, prepare, keep_stop).run()
         finally:
             os._exit(code)
     os.close(lifeline)
@@ -108,19 +122,27 @@ class RankProcess(Member):
     """The inner process of one rank: runs its host's node of Ray, and in rank 0 the driver."""
 
     def __init__(
-        self, folder: JobFolder, target: Allocation, rank: Rank, lifeline: int, prepare: Callable[[], None]
+        self,
+        folder: JobFolder,
+        target: Allocation,
+        rank: Rank,
+        lifeline: int,
+        prepare: Callable[[], None],
+        keep_stop: bool,
     ) -> None:
         super().__init__(folder, target, rank, lifeline)
         self.ship = target.ship
         self.supervised, self.lead = target.supervised, target.lead
-        self.prepare = prepare
-        self.scratch: host.Scratch | None = None
+        self.prepare, self.keep_stop = prepare, keep_stop
+        self.scratch: Scratch | None = None
         self.ray: subprocess.Popen[bytes] | None = None
         self.driver: subprocess.Popen[bytes] | None = None
         self.born = time.time()
         self.printing: list[threading.Thread] = []  # copy the driver's output
         self.connected = False  # this host's Ray has joined
         self.ray_exited = False  # this host's Ray has exited, perhaps because the head has
+        self.driver_began = 0.0  # when the driver was started
+        self.joined: float | None = None  # when all hosts had joined Ray, as far as rank 0 has seen it
         self.ended = 0.0  # when the driver ended
         self.ending: dict[str, Any] | None = None  # the exit.json of an earlier job in this folder
         self.refused = False  # `prepare` refused this job
@@ -144,7 +166,8 @@ class RankProcess(Member):
         if told:
             steps = [lambda: self.dismiss(code, reason)] if reason and self.leads else []
             steps += [self._clean_up, self.leave]
-            steps += [self._account, self.folder.tidy, self._put_back] if self.leads else [self._tidy_for_rank_0]
+            own = [self._account, self.folder.tidy, self._put_back] if self.leads else [self._tidy_for_rank_0]
+            steps += [*own, self._end_job]
         for step in steps:
             try:
                 step()
@@ -166,11 +189,25 @@ class RankProcess(Member):
         if not self.plan or not (self.leader_lost or self.orphaned):
             return
         beat, deadline = self.folder.read_text(ALIVE), time.monotonic() + RAY_EXITED_SECONDS
-        while (self.folder.read(PLAN) or {}).get("id") == self.plan["id"]:
+        while self.folder.meeting == self.plan["id"]:
             if self.folder.read_text(ALIVE) != beat:
                 return
             if time.monotonic() > deadline:
                 self.folder.tidy()
+            self.pause()
+
+    def _end_job(self) -> None:
+        """End the job if rank 0 cannot, and the scheduler does not: its machine died, and the job's script with it."""
+        if not self.leader_lost:
+            return
+        beat, deadline = self.folder.read_text(ALIVE), time.monotonic() + NOTICE_SECONDS
+        asked = -math.inf
+        while not self.signalled and time.monotonic() < deadline and self.folder.read_text(ALIVE) == beat:
+            if time.monotonic() - asked > ASK_SECONDS:
+                asked = time.monotonic()
+                with suppress(FeverError):  # it is asked again
+                    if self.target.end_without(self.plan["leader"]):
+                        return
             self.pause()
 
     # rank 0
@@ -179,7 +216,7 @@ class RankProcess(Member):
         self.ending = self.folder.read(EXIT)
         self.refused = True
         with writing(self.host, self.folder.path):
-            self.folder.clear(STOP if self.supervised else "")  # its job may have been told to stop already
+            self.open_meeting(STOP if self.keep_stop else "")
             self.folder.write_token()
             self.announce()
             self.prepare()
@@ -191,6 +228,7 @@ class RankProcess(Member):
         address = self.until(self._ray_address, lambda: f"Ray's head did not start: {self._last_words()}")
         self._note_connection(f"Ray's head is at {address}; {len(self.plan['nodes'])} hosts")
         self.folder.write(HEAD, {"plan": self.plan["id"], "address": address})
+        self.driver_began = time.monotonic()
         self.driver = self._start_driver()
         code = self._drive(self.driver)
         self.dismiss(code)
@@ -223,12 +261,14 @@ class RankProcess(Member):
         """Wait for the driver, and pass on requests to stop; returns its exit code."""
         deadline, limit, late = float("inf"), False, False
         while driver.poll() is None:
+            if self.joined is None and len(self.folder.names(CONNECTED)) == len(self.plan["nodes"]):
+                self.joined = time.monotonic()
             stop = self.folder.read_text(STOP)
             if deadline == float("inf") and (self.signalled or stop):
                 limit = stop == "limit" or self.signalled == signal.SIGUSR1
                 self.log(f"stopping: {stop or signal.Signals(self.signalled).name}")
                 driver.send_signal(signal.SIGUSR1 if limit else signal.SIGTERM)
-                deadline = time.monotonic() + self._seconds_to_save(limit)
+                deadline = time.monotonic() + self._seconds_to_save(limit, stop == "terminated")
             if time.monotonic() > deadline:
                 late = True
                 self.log("the driver did not stop in time and is killed", loud=True)
@@ -243,10 +283,10 @@ class RankProcess(Member):
         self.log(f"the driver ended with {code} after {self.elapsed()}")
         return code
 
-    def _seconds_to_save(self, limit: bool) -> float:
+    def _seconds_to_save(self, limit: bool, cancelled: bool = False) -> float:
         """How long a driver that was told to stop may take; before its job's limit, most of the lead time."""
         if not limit:
-            return CANCEL_SECONDS if self.signalled else SAVE_SECONDS
+            return CANCEL_SECONDS if self.signalled or cancelled else SAVE_SECONDS
         return max(self.lead / 2, self.lead - 2 * LEAVE_SECONDS)
 
     def _account(self) -> None:
@@ -254,13 +294,16 @@ class RankProcess(Member):
         if self.driver is None:
             return
         names = sorted(self.folder.names(CONNECTED))
-        connect = {Path(name).stem: (self.folder.read(f"{CONNECTED}/{name}") or {})["seconds"] for name in names}
-        spent: dict[str, float] = {"connect": max(connect.values(), default=0.0)}
+        said = self.folder.read_all([f"{CONNECTED}/{name}" for name in names])
+        connect = {Path(name).stem: (one or {})["seconds"] for name, one in zip(names, said, strict=True)}
+        before: dict[str, float] = {}
         if self.supervised and (started := self.folder.read(STARTED)) is not None:
-            spent = {"queue": round(started["queued"], 2), "start": round(self.born - started["began"], 2), **spent}
+            before = {"queue": started["queued"], "start": self.born - started["began"]}
+        parts: dict[str, float] = {}
         with suppress(OSError, ValueError, KeyError):
-            spent |= json.loads((self.folder.path.parent / layout.SUMMARY).read_text())["breakdown"]
-        spent["leave"] = round(time.monotonic() - self.ended, 2)
+            parts = json.loads((self.folder.path.parent / layout.SUMMARY).read_text())["breakdown"]
+        moments = Moments(self.begin, self.driver_began, self.joined, self.ended, time.monotonic())
+        spent = {name: round(seconds, 2) for name, seconds in breakdown(before, moments, parts).items()}
         self.folder.write(BREAKDOWN, {**spent, "connect_by_host": connect})
         slowest = sorted(connect.items(), key=lambda pair: -pair[1])[:3]
         hosts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in slowest)
@@ -327,25 +370,32 @@ class RankProcess(Member):
     # Ray, on every host
 
     def _environment(self) -> dict[str, str]:
-        """The environment of Ray and the driver: with the target's variables, without those that it unsets, and without
-        the launcher's, which would make a program that uses MPI think it is a rank."""
-        environ = without_launcher(os.environ)
+        """The environment of Ray and the driver: with the target's variables, without those that it unsets, without the
+        launcher's, which would make a program that uses MPI think it is a rank, and without the settings of a Ray on
+        one machine, which a program that trains and then starts ranks has. A simulator's own mpirun stays on its
+        machine (`MPI_SETTINGS`)."""
+        environ = {name: value for name, value in without_launcher(os.environ).items() if name not in PRIVATE_SETTINGS}
         for name in (*self.target.unset, "RAY_ADDRESS", "RAY_AUTH_TOKEN"):
             if environ.pop(name, None) and self.driver is None and self.ray is None:
                 self.log(f"{name} was set and is unset for Ray and the training")
-        return {**environ, **self.target.env, **RAY, "RAY_AUTH_TOKEN_PATH": str(self.folder.token)}
+        own = {"RAY_AUTH_TOKEN_PATH": str(self.folder.token)}
+        own |= {LOCAL: str(self.scratch.path)} if self.scratch is not None else {}
+        return {**environ, **MPI_SETTINGS, **self.target.env, **RAY, **own}
 
     def _start_ray(self, address: str, node: dict[str, Any], head: str | None = None) -> None:
         """Start this host's node of Ray, with its own folder and ports; returns before it is up."""
-        self.scratch = host.Scratch(self.target.scratch)
-        for note in filter(None, (host.raise_limits(), self.scratch.note)):
+        self.scratch = Scratch(self.target.scratch)
+        for note in filter(None, (host.raise_limits(), self.scratch.note, node["note"])):
             self.log(note)
         with suppress(OSError):
             os.sched_setaffinity(0, node["cpus"])
         self.log(f"starting Ray at {address} with {node['cores']} cores")
+        # A scheduler that cancels a job signals all its processes; Ray has to be there until the driver has saved.
         with open(self.folder.log_of(self.host), "a") as log:
             command = host.ray_command(sys.executable, self.scratch.ray, address, node["cores"], head)
-            self.ray = system.start(command, self._environment(), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            self.ray = system.start_deaf(
+                command, self._environment(), OUTLIVED, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
 
     def _ray_address(self) -> str | None:
         """The address of the Ray cluster that this host's Ray has joined; None while it starts."""
@@ -365,9 +415,10 @@ class RankProcess(Member):
 
     def _clean_up(self) -> None:
         """End the processes and remove the files that this rank has made on its host."""
-        for process in (self.driver, self.ray):
-            if process is not None and (killed := system.end(process)):
-                self.log(f"did not end by themselves: {', '.join(killed)}")
+        if self.driver is not None and (killed := system.end(self.driver)):
+            self.log(f"did not end by themselves: {', '.join(killed)}")
+        if self.ray is not None:
+            system.end(self.ray, 0)
         system.end_orphans()
         if self.scratch is not None:
             self.scratch.remove()
@@ -377,9 +428,9 @@ def main() -> None:
     """`python -m fever.launch.rendezvous.rank JOB`: what the ranks of a submitted job run."""
     folder = JobFolder(Path(sys.argv[1]))
     try:
-        sys.exit(run_rank(folder, _target_of(folder), find_rank()))
+        sys.exit(run_rank(folder, _target_of(folder), find_rank(), keep_stop=True))
     except FeverError as error:
-        print(f"fever: {error}", file=sys.stderr)
+        say(f"fever: {error}", sys.stderr)
         sys.exit(2)
 
 

@@ -5,25 +5,35 @@ One scheduler is one subclass in a file of its own, and one line in `fever/launc
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import field_validator
 
 from fever.config import Duration, RunConfig, setting
 from fever.errors import FeverError
-from fever.job import ENDED, LOG, RUNNING, SCRIPT, JobFolder
+from fever.job import ENDED, LOG, RUNNING, SCRIPT, STARTED, JobFolder
 from fever.launch.doctor import Finding
 from fever.launch.jobs import Job, prepare, remember, undo_for
 from fever.launch.rendezvous.launchers import find_rank
+from fever.launch.schedulers.container import Container
+from fever.launch.schedulers.times import TimeFormat
+from fever.launch.script_text import Argument, Word, quote_words, require_one_line
 from fever.launch.targets import Allocation
+from fever.text import say
 
 if TYPE_CHECKING:
     from fever.launch.dispatch import Order
+
+ASK_SECONDS = 20.0  # for what the user is told about a job
+CALL_SECONDS = 60.0  # for a scheduler's command; busy ones take half a minute
 
 
 class Scheduler(Allocation):
@@ -41,17 +51,30 @@ class Scheduler(Allocation):
     inside: ClassVar[str]  # a command that runs the doctor on the machines of an allocation
     signals_limit: ClassVar[bool] = False  # it sends SIGUSR1 before the time limit
     supervised: ClassVar[bool] = True
+    time_format: ClassVar[TimeFormat]  # how its users write times
+    free_text: ClassVar[frozenset[str]] = frozenset({"before_modules", "shell"})
 
     nodes: int = setting(1, "machines, the learner's included", gt=0)
-    seconds: Duration | None = setting(None, "time limit; `time: 20m` in a file; null: the scheduler's default")
-    account: str | None = setting(None, "account or project that the hours are charged to")
-    partition: str | None = setting(None, "partition (Slurm) or queue (PBS, LSF)")
+    seconds: Duration | None = setting(
+        None, "time limit; `time` in a file, as the scheduler's users write it or as 20m; null: the scheduler's default"
+    )
+    account: Word | None = setting(None, "account or project that the hours are charged to")
+    partition: Word | None = setting(None, "partition (Slurm) or queue (PBS, LSF)")
     requeue: bool = setting(False, "at the time limit save, go back into the queue and continue")
-    modules: tuple[str, ...] = setting((), "environment modules to load")
-    conda: str | None = setting(None, "conda environment to activate")
+    login_shell: bool = setting(False, "the script's shell is a login shell, which reads the site's profile")
+    before_modules: tuple[str, ...] = setting((), "lines of shell before modules are loaded, such as module purge")
+    modules: tuple[Argument, ...] = setting((), "environment modules to load")
+    conda: Argument | None = setting(None, "conda environment to activate")
     venv: str | None = setting(None, "folder of a virtual environment to activate; null: the one that submits")
     shell: tuple[str, ...] = setting((), "lines of shell before the training begins")
+    container: Container | None = setting(None, "container in which the ranks start; null: none")
     options: tuple[str, ...] = setting((), "further options for the scheduler, such as --exclusive")
+
+    @classmethod
+    def read_time(cls, value: Any) -> Any:
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            return value
+        return cls.time_format.seconds(str(value))
 
     @property
     def lead(self) -> float:
@@ -73,16 +96,20 @@ class Scheduler(Allocation):
         raise NotImplementedError
 
     def script(self, name: str, submitted_in: Path, folder: Path, python: str) -> str:
-        """The whole script of a job."""
+        """The whole script of a job. Raises FeverError for a folder or a name that cannot be written into it."""
+        require_one_line(folder=folder, name=name, python=python, submitted_in=submitted_in)
         interpreter = "python" if self.venv or self.conda else quote(python)
         supervisor = f"{interpreter} -m fever.launch.schedulers.supervisor {quote(str(folder))}"
+        ranks = [self.launcher_command()]
+        if self.container is not None:
+            ranks.append(self.container.command(submitted_in, folder.parent))
         lines = [
-            "#!/bin/bash",
+            "#!/bin/bash -l" if self.login_shell else "#!/bin/bash",
             *self.directives(name, folder),
             "",
             *self.preparation(folder),
             f"cd {quote(str(submitted_in))}",
-            f"exec {supervisor} {self.launcher_command()}",
+            f"exec {supervisor} {' '.join(ranks)}",
         ]
         return "\n".join(lines) + "\n"
 
@@ -91,12 +118,12 @@ class Scheduler(Allocation):
         lines = ["set -e"]
         if self.unset:
             lines.append(f"unset {' '.join(self.unset)}")
-        lines += [f"module load {quote(module)}" for module in self.modules]
+        lines += [*self.before_modules, *(f"module load {quote(module)}" for module in self.modules)]
         if self.conda:
             lines += ['eval "$(conda shell.bash hook)"', f"conda activate {quote(self.conda)}"]
         if self.venv:
-            activate = Path(self.venv).expanduser() / "bin" / "activate"
-            lines += ["# shellcheck disable=SC1091", f". {quote(str(activate))}"]
+            home = Path(os.path.expanduser(self.venv))  # pathlib raises if there is no such user
+            lines += ["# shellcheck disable=SC1091", f". {quote(str(home / 'bin' / 'activate'))}"]
         lines += [f"export {name}={quote(value)}" for name, value in self.env.items()]
         return [*lines, *self.shell]
 
@@ -109,11 +136,14 @@ class Scheduler(Allocation):
     def run(self, order: Order) -> int:
         """Submit a job and follow its log; Ctrl-C detaches, the job continues."""
         run = order.run_directory()
+        elsewhere = (self.modules, self.conda, self.venv, self.shell, self.before_modules, self.container)
+        environment = not any(elsewhere)  # else only the job has it
         if order.dry_run:
-            print(self.script_for(run), end="")
+            order.check(environment)
+            say(self.script_for(run), end="")
             return 0
         order.reserve(run)
-        order.check(environment=not (self.modules or self.conda or self.venv or self.shell))  # else only the job has it
+        order.check(environment)
         log = JobFolder.of(run).log
         shown = log.stat().st_size if log.exists() else 0  # a run that is resumed has a log already
         return order.follow(self.submit(order.config, run, order.flags), shown)
@@ -127,15 +157,20 @@ class Scheduler(Allocation):
             undo.callback(undo_for(run))
             folder = prepare(config, self, run, flags)
             folder.clear()
+            (folder.path / STARTED).unlink(missing_ok=True)
             folder.write_text(SCRIPT, self.script_for(run), mode=0o700)
             refused = undo.pop_all()
         try:
+            self.refuse_impossible(folder.path / SCRIPT)
             number = self.submit_script(folder.path / SCRIPT)
         except FeverError:
             refused.close()
             raise
         folder.note(id=number)
         return remember(f"{self.kind}-{number}", run)
+
+    def refuse_impossible(self, script: Path) -> None:
+        """Raise FeverError if the scheduler would accept a job and never start it."""
 
     def submit_script(self, script: Path) -> str:
         """Hand a script to the scheduler; returns the job's number. Raises FeverError if it is refused."""
@@ -156,7 +191,18 @@ class Scheduler(Allocation):
         unknown = re.search(self.unknown_job, answer.stderr)
         if answer.returncode and not unknown:
             return RUNNING, f"{command[0]} does not answer"
-        return (None if unknown else self.read_state(answer.stdout.strip())) or job.ended()
+        return (None if unknown else self.read_state(answer.stdout.strip())) or self._ended(job, number)
+
+    def _ended(self, job: Job, number: str) -> tuple[str, str]:
+        """The state of a job that is over. Schedulers forget jobs: what this one says is kept in the job's record."""
+        if job.code is None and (said := self.how_it_ended(number)) and said != job.facts.get("ended"):
+            with suppress(OSError):
+                job.folder.note(ended=said)
+        return job.ended()
+
+    def how_it_ended(self, number: str) -> str:
+        """What the scheduler says of a job's end, its exit code for example; empty if it says nothing."""
+        return ""
 
     def state_command(self, number: str) -> list[str]:
         """The command that asks for the state of a job."""
@@ -204,21 +250,43 @@ class MpiScheduler(Scheduler):
 
     launcher: str = setting("mpiexec -n {nodes} --ppn 1", "what starts one rank on every machine, aprun for example")
 
+    @field_validator("launcher")
+    @classmethod
+    def _words(cls, value: str) -> str:
+        quote_words(value)  # raises ValueError
+        return value
+
     def launcher_command(self) -> str:
-        return self.launcher.replace("{nodes}", str(self.nodes))
+        return quote_words(self.launcher.replace("{nodes}", str(self.nodes)))
 
     def preparation(self, folder: Path) -> list[str]:
         log = f"exec >> {quote(str(folder / LOG))} 2>&1  # the scheduler itself would show it only at the end"
         return [log, *super().preparation(folder)]
 
 
+def ask(*command: str, errors: bool = False) -> str:
+    """What a scheduler's command prints about a job or its machines, empty if it fails; with `errors`, what it
+    prints to stderr."""
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, start_new_session=True, timeout=ASK_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    if errors:
+        return answer.stderr
+    return "" if answer.returncode else answer.stdout
+
+
 def call(*command: str, script: Path | None = None) -> str:
     """What a scheduler's command prints, with a script as its input; raises FeverError if it fails."""
     text = script.read_text() if script else ""
     try:  # in a session of its own: Ctrl-C is not meant for it
-        answer = subprocess.run(command, input=text, capture_output=True, text=True, start_new_session=True)
+        answer = subprocess.run(
+            command, input=text, capture_output=True, text=True, start_new_session=True, timeout=CALL_SECONDS
+        )
     except OSError as error:
         raise FeverError(f"{command[0]} cannot be run: {error.strerror}") from None
+    except subprocess.TimeoutExpired:
+        raise FeverError(f"{command[0]} did not answer within {CALL_SECONDS:.0f} s") from None
     if answer.returncode:
         raise FeverError(f"{command[0]} refused the job: {' '.join(answer.stderr.split())}")
     return answer.stdout

@@ -12,6 +12,7 @@ from fever.config import setting
 from fever.errors import FeverError
 from fever.job import QUEUED, REPORT, RUNNING
 from fever.launch.schedulers.base import MpiScheduler, call
+from fever.launch.schedulers.times import LSF, TimeFormat
 
 
 class Lsf(MpiScheduler):
@@ -21,6 +22,7 @@ class Lsf(MpiScheduler):
     unknown_job: ClassVar[str] = "is not found"
     number_variable: ClassVar[str] = "LSB_JOBID"
     inside: ClassVar[str] = "mpiexec fever doctor --on mpi"
+    time_format: ClassVar[TimeFormat] = LSF
 
     kind: Literal["lsf"] = "lsf"
     resources: str | None = setting(
@@ -28,6 +30,8 @@ class Lsf(MpiScheduler):
     )
 
     def directives(self, name: str, folder: Path) -> list[str]:
+        if set('"$`\\') & set(str(folder)):  # which quotation marks would not protect
+            raise FeverError(f'{folder} cannot be given to bsub; choose --runs without ", $, ` and \\')
         slots, short = self.cpus_per_node or 1, re.sub(r"[^\w.-]", "-", name)
         default = f'-n {self.nodes * slots} -R "span[ptile={slots}]"' + ("" if self.cpus_per_node else " -x")
         options = [

@@ -23,6 +23,7 @@ from fever.launch.jobs import remember, resume_words
 from fever.launch.rendezvous.member import LEAVE_SECONDS, POLL_SECONDS
 from fever.launch.schedulers.base import Scheduler
 from fever.launch.targets import restore_target
+from fever.text import say
 
 LAUNCHER_SECONDS = 2.0  # for the launcher to end after rank 0
 
@@ -34,9 +35,9 @@ class Supervisor:
         self.folder, self.launcher = folder, launcher
         self.job: dict[str, Any] = json.loads((folder.path / RECORD).read_text())
         target = restore_target(self.job["target"])
-        assert isinstance(target, Scheduler)
-        self.target = target
-        self.number = os.environ.get(target.number_variable) or self.job["id"]
+        self.scheduler = target if isinstance(target, Scheduler) else None  # None inside an allocation of the user's
+        variable = self.scheduler.number_variable if self.scheduler else ""
+        self.number = os.environ.get(variable) or self.job["id"]
         self.began = time.time()
 
     def run(self) -> int:
@@ -49,18 +50,20 @@ class Supervisor:
         for limit in (signal.SIGUSR1, signal.SIGUSR2):  # Slurm's, if asked for, and LSF's
             signal.signal(limit, lambda number, frame: self._stop("limit"))
         for ending in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(ending, lambda number, frame: self._stop("terminated"))
-        ranks = [*self.launcher, sys.executable, "-m", "fever.launch.rendezvous.rank", str(self.folder.path)]
+            signal.signal(ending, lambda number, frame: self._stop("terminated" if self.scheduler else "cancelled"))
+        container = self.scheduler.container if self.scheduler else None
+        python = container.python if container else sys.executable
+        ranks = [*self.launcher, python, "-m", "fever.launch.rendezvous.rank", str(self.folder.path)]
         process = subprocess.Popen(ranks, start_new_session=True)
         code = self._wait(process)
         self.folder.tidy()  # if rank 0 could not
-        if code == CONTINUED and self.target.requeue:
-            self._requeue()
+        if code == CONTINUED and self.scheduler and self.scheduler.requeue:
+            self._requeue(self.scheduler)
         return code
 
     def _remember(self, number: str) -> None:
         self.folder.note(id=number)
-        remember(f"{self.target.kind}-{number}", self.folder.run)
+        remember(f"{self.job['kind']}-{number}", self.folder.run)
 
     def _stop(self, reason: str) -> None:
         if self.folder.read_text(STOP) is None and self.folder.read(EXIT) is None:
@@ -69,8 +72,8 @@ class Supervisor:
     def _wait(self, process: subprocess.Popen[bytes]) -> int:
         """Wait until the launcher ends, or should have: ranks on machines that died hold it up."""
         deadline = limit = float("inf")
-        if not self.target.signals_limit and self.target.seconds is not None:
-            limit = time.monotonic() - system.age() + self.target.seconds - self.target.lead
+        if self.scheduler and not self.scheduler.signals_limit and self.scheduler.seconds is not None:
+            limit = time.monotonic() - system.age() + self.scheduler.seconds - self.scheduler.lead
         while process.poll() is None and time.monotonic() < deadline:
             if self.folder.read(EXIT) is not None:
                 tidied = self.folder.read_text(PLAN) is None  # by rank 0, as the last one
@@ -93,15 +96,15 @@ class Supervisor:
             process.kill()
             process.wait()
 
-    def _requeue(self) -> None:
+    def _requeue(self, scheduler: Scheduler) -> None:
         """Put the job back into the queue; the run continues from its checkpoint when its turn comes."""
         self.folder.note(submitted=time.time())
-        print("requeueing; the run continues from its checkpoint", file=sys.stderr, flush=True)
+        say("requeueing; the run continues from its checkpoint", sys.stderr)
         try:
-            number = self.target.put_back(self.folder.path / SCRIPT, self.number)
+            number = scheduler.put_back(self.folder.path / SCRIPT, self.number)
         except FeverError as error:
             how = resume_words(self.folder.run)
-            print(f"requeueing failed: {error}; resume the run with: {how}", file=sys.stderr, flush=True)
+            say(f"requeueing failed: {error}; resume the run with: {how}", sys.stderr)
             return
         if number != self.number:
             self._remember(number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from fever.errors import FeverError
-from fever.launch.aws import cluster, leftovers, resources
+from fever.launch.aws import cluster, cost, leftovers, resources
 from fever.launch.aws import config as aws_config
 from fever.launch.aws.leftovers import find_leftovers, remove_leftovers
 from fever.launch.aws.resources import Names
@@ -145,11 +146,44 @@ def test_up_makes_what_is_needed_and_no_more(account: Account) -> None:
     assert "secret" not in json.dumps(config)
     assert (account.folder / "files" / "token").read_text() == "secret"
     assert stat.S_IMODE((account.folder / "files" / "token").stat().st_mode) == 0o600
-    head, worker = cluster.status(make_target(), "one", account.folder)["instances"]
+    head, worker = cluster.status(make_target(), account.folder)["instances"]
     assert (head["role"], head["spot"], worker["role"], worker["spot"]) == ("head", False, "worker", True)
     assert account.down() == []
     assert account.nothing_is_left()
     assert account.down() == []
+
+
+def test_a_plan_makes_nothing(account: Account) -> None:
+    lines = cluster.plan(make_target(), "one", account.folder)
+    assert lines[0] == f"one: fever up would make in {REGION}, of image {account.image}"
+    assert "workers  2 x m5.large, spot" in lines[2]
+    assert "cost nothing; ssh from 1.2.3.4/32" in lines[3]
+    assert re.search(
+        r"about 0\.\d\d USD/h while it trains, until fever down \(AWS's list prices .*, 20\d\d-", lines[-1]
+    )
+    assert account.nothing_is_left()
+    assert not account.launches
+    with pytest.raises(FeverError, match=r"us-west-2 has no instance type 'm5\.huge'"):
+        cluster.plan(make_target(head="m5.huge"), "one", account.folder)
+    account.up()
+    assert cluster.plan(make_target(), "one", account.folder)[-1] == "one is up already: its instances stay"
+
+
+def test_what_a_cluster_cost_includes_what_aws_has_forgotten(account: Account) -> None:
+    account.up()
+    head, worker = cluster.status(make_target(), account.folder)["instances"]
+    seen = json.loads((account.folder / "instances.json").read_text())
+    gone = {**worker, "id": "i-gone", "hours": 10.0, "price": 0.05, "state": "running"}
+    (account.folder / "instances.json").write_text(json.dumps({**seen, "i-gone": gone}))
+    account.ec2.terminate_instances(InstanceIds=[worker["id"]])
+    bill = cluster.status(make_target(), account.folder)
+    assert {row["id"]: row["state"] for row in bill["instances"]} == {
+        head["id"]: "running", worker["id"]: "terminated", "i-gone": "ended",
+    }  # fmt: skip
+    assert bill["estimate"] == pytest.approx(0.5, abs=0.01)
+    assert cost.describe_bill(bill).startswith("about 0.50 USD (3 instances, 10.0 h together; AWS's list prices")
+    assert account.down() == []
+    assert account.nothing_is_left()
 
 
 def test_up_again_keeps_what_is_there_and_lets_in_a_new_address(account: Account) -> None:

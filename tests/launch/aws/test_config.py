@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from fever.errors import FeverError
-from fever.launch.aws import cluster, launcher
 from fever.launch.aws import config as aws_config
+from fever.launch.aws import cost, launcher
 from fever.launch.aws.resources import Facts, Names
 from tests.lab.cloud import REGION, Call, Permissions
 from tests.launch.aws.helpers import make_target
@@ -149,11 +149,22 @@ def test_the_reason_is_found_in_the_launchers_log() -> None:
 
 
 def test_prices() -> None:
-    table = json.loads(Path(cluster.__file__).with_name("prices.json").read_text())
-    assert cluster.price(table, REGION, "m5.large", spot=False, disk=0) == 0.096
-    assert cluster.price(table, REGION, "m5.2xlarge", spot=False, disk=0) == 0.384
-    assert cluster.price(table, REGION, "g5.xlarge", spot=False, disk=0) == 1.006
-    assert cluster.price(table, REGION, "m5.large", spot=True, disk=0) == pytest.approx(0.0384)
-    assert cluster.price(table, REGION, "m5.large", spot=False, disk=730) == pytest.approx(0.096 + 0.08)
-    assert cluster.price(table, REGION, "x9.large", spot=False, disk=50) is None
-    assert cluster.price(table, "mars-north-1", "m5.large", spot=False, disk=50) is None
+    spot_share = cost.price_table()["spot_share"]
+    assert cost.price(REGION, "m5.large", spot=False, disk=0) == 0.096
+    assert cost.price(REGION, "m5.2xlarge", spot=False, disk=0) == 0.384
+    assert cost.price(REGION, "g5.xlarge", spot=False, disk=0) == 1.006
+    assert cost.price(REGION, "m5.large", spot=True, disk=0) == pytest.approx(0.096 * spot_share, abs=1e-4)
+    assert cost.price(REGION, "m5.large", spot=False, disk=730) == pytest.approx(0.096 + 0.08)
+    assert cost.price(REGION, "x9.large", spot=False, disk=50) is None
+    assert cost.price("mars-north-1", "m5.large", spot=False, disk=50) is None
+
+
+def test_what_a_plan_costs() -> None:
+    target = make_target(workers={"type": "m5.large", "count": 4, "least": 1, "spot": False}, disk=73)
+    text = "\n".join(cost.describe_plan(target, "one", "ami-1"))
+    assert "head     m5.large, 73 GB: 0.104 USD/h" in text  # 0.096 for the instance, 0.008 for the disk
+    assert "workers  4 x m5.large, 73 GB: 0.104 USD/h each; 1 stay when nothing runs" in text
+    assert "about 0.52 USD/h while it trains, 0.21 USD/h when nothing runs, until fever down (AWS's list prices" in text
+    text = "\n".join(cost.describe_plan(make_target(workers={"type": "x9.large"}), "one", "ami-1"))
+    assert "price unknown each" in text
+    assert "what it costs is unknown" in text

@@ -45,6 +45,19 @@ def test_gitignore_is_honoured(project: Path) -> None:
     assert list(project_files(project, skip=project / "runs")) == WANTED
 
 
+def test_runs_that_were_fetched_are_left_out_wherever_they_are(project: Path) -> None:
+    whole = ("config.yaml", "facts.json", "metrics.jsonl", "checkpoints/00000001/arrays.safetensors")
+    for name in (*(f"results/deep/first/{name}" for name in whole), "results/killed/job/job.json"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text("x")
+    (project / "results/killed/job/run.yaml").write_text("x")
+    mine = ["conf/config.yaml", "results/table.csv"]  # a project's own configuration is no run
+    for name in mine:
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text("x")
+    assert sorted(project_files(project, skip=project / "runs")) == sorted([*WANTED, *mine])
+
+
 def test_rules_of_folders_above_count_up_to_the_repository(project: Path) -> None:
     below = project / "sub"
     below.mkdir()

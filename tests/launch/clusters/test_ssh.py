@@ -174,6 +174,7 @@ def test_a_run_outlives_the_laptop_and_comes_home(laptop: Laptop) -> None:
     (row,) = json.loads(laptop.ok("runs", "--json"))
     assert (row["run"], row["status"]) == ("long", "running")
     assert "belongs to lab-1, which has not ended" in laptop.refused("resume", "long")
+    the_board_shows_it_train(laptop, "long")
 
     attached = laptop.start("attach", "long")
     wait_for(lambda: "starting Ray and 6 workers" in laptop.output, "the whole history")
@@ -205,6 +206,23 @@ def test_a_run_outlives_the_laptop_and_comes_home(laptop: Laptop) -> None:
     assert (again["stop_reason"], again["run"]) == ("steps", str(run))
 
 
+def the_board_shows_it_train(laptop: Laptop, run: str) -> None:
+    board = laptop.start("board", "--on", "lab.yaml", "--no-browser", "--port", "0")
+    url = wait_for(lambda: re.search(r"^(http\S+)  shows", laptop.output), "page")[1]
+
+    def row() -> dict[str, Any]:
+        rows = json.loads(laptop.lab.login.run(["curl", "-s", f"{url}api/runs"]).stdout)["runs"]
+        return next(row for row in rows if row["id"] == run)
+
+    before = row()
+    assert (before["state"], before["elsewhere"], before["host"]) == ("running", True, laptop.record()["head"])
+    wait_for(lambda: row()["steps"] > before["steps"], "new rows")
+    board.send_signal(signal.SIGTERM)
+    assert board.wait(60) == 0
+    wait_for(lambda: not any("ssh" in line for line in laptop.lab.login.processes().values()), "end of ssh")
+
+
+@pytest.mark.slow
 def test_an_algorithm_of_the_user_and_weights_go_along(laptop: Laptop) -> None:
     (laptop.folder / "my_algos.py").write_text("from fever.algos.ppo import PPO\n\n\nclass Mine(PPO): ...\n")
     words = ("my_envs:Warehouse", "--algo", "my_algos:Mine", "--stop-iterations", "1", "steps=32")
@@ -236,6 +254,7 @@ def test_a_missing_import_is_said_at_once_with_the_host(laptop: Laptop) -> None:
     assert not (laptop.there("missing") / "config.yaml").exists()
 
 
+@pytest.mark.slow
 def test_strangers_are_refused(laptop: Laptop) -> None:
     record = laptop.record()
     head, other = laptop.lab[record["head"]], laptop.lab["node2"]
@@ -258,23 +277,29 @@ def test_strangers_are_refused(laptop: Laptop) -> None:
         assert ("connected" in done.stdout) is connected, done.stderr
 
 
-def test_the_tunnel_has_the_pages(laptop: Laptop) -> None:
+def test_the_tunnel_has_the_pages(laptop: Laptop, tmp_path: Path) -> None:
     tunnel = laptop.start("tunnel", "lab.yaml")
     wait_for(lambda: "Ctrl-C closes it" in laptop.output, "tunnel")
-    page = re.search(r"Ray dashboard +(\S+) +its token: (\S+)", laptop.output)
-    board = re.search(r"TensorBoard +(http\S+)", laptop.output)
+    page = re.search(r"Ray dashboard +(http\S+):(\d+)/(\?key=\S+)", laptop.output)
+    tensorboard = re.search(r"TensorBoard +(http\S+)", laptop.output)
+    board = re.search(r"fever board +(http\S+)", laptop.output)
     assert page is not None
+    assert tensorboard is not None
     assert board is not None
-    assert Path(page[2]).stat().st_mode & 0o777 == 0o600
+    browser = ("-L", "-b", str(tmp_path / "cookies"), "-c", str(tmp_path / "cookies"))
 
-    def code(url: str) -> str:
-        return laptop.lab.login.run(["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", url]).stdout
+    def code(url: str, *words: str) -> str:
+        return laptop.lab.login.run(["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", *words, url]).stdout
 
-    port = page[1].rpartition(":")[2]
+    here, port = f"{page[1]}:{page[2]}", page[2]
     assert f"port {port} is taken here" in laptop.refused("tunnel", "lab.yaml", "--port", port)
-    assert code(page[1]) == "200"
-    assert code(f"{page[1]}/api/jobs/") == "401"
-    wait_for(lambda: code(board[1]) == "200", "TensorBoard", 60, 0.5)
+    assert code(f"{here}/") == "401"
+    assert code(f"{here}/{page[3]}", *browser) == "200"
+    assert code(f"{here}/api/jobs/", *browser) == "200"
+    assert code(f"{here}/api/jobs/", *browser, "-X", "POST") == "405"
+    assert (laptop.folder / "home/clusters/lab/token").read_text() not in (tmp_path / "cookies").read_text()
+    assert code(board[1]) == "200"
+    wait_for(lambda: code(tensorboard[1]) == "200", "TensorBoard", 60, 0.5)
     tunnel.send_signal(signal.SIGINT)
     assert tunnel.wait(60) == 0
     wait_for(lambda: not laptop.lab.login.processes(), "end of what the tunnel started")
@@ -342,8 +367,31 @@ def test_an_environment_is_made_once_without_a_network(lab: Lab, tmp_path: Path)
     printed = laptop.down()
     assert f"{job}: asked to save and stop" in printed
     assert f"{job}: fetched and verified, {laptop.run('made')}" in printed
+    made = rf"environment {environment.name}-3\.\d+-\w+"
+    copy = rf"the copy of a run in {laptop.settings['runs']} \(.*B\)"
+    assert re.search(rf"node1: stopped, nothing is left but {made} \(.*B\), {copy}\n", printed)
+    assert "fever down lab.yaml --purge removes its environments, those unused for 30 days, and copies" in printed
     assert json.loads((laptop.run("made") / "summary.json").read_text())["stop_reason"] == "interrupted"
     assert digests(laptop.run("made")) == digests(there)
+    printed = laptop.ok("down", "lab.yaml", "--purge")
+    assert re.search(rf"node1: removed {made} \(.*B\)\nnode1: removed {there.parent} \(", printed)
+    assert not there.parent.exists()
+    assert lab["node1"].run(["sh", "-c", "ls -A /opt/own/home/.fever/environments"]).stdout == ""
+
+
+def test_a_host_without_a_package_registry_says_so(lab: Lab, tmp_path: Path) -> None:
+    laptop = Laptop(lab, tmp_path / "laptop", hosts=["node1"], python=None, extras=[])
+    sentence = r"no package registry answers it \(Temporary failure in name resolution\); set `wheels:` to a folder"
+    done = laptop.fever("doctor", "--on", "lab.yaml")
+    assert done.returncode != 0
+    assert re.search(rf"node1 +{sentence}", re.sub(r"\s+", " ", done.stdout))
+    assert re.search(f"node1: {sentence}", laptop.refused("up", "lab.yaml"))
+    made = lab["node1"].run(["sh", "-c", "ls -A /opt/own/home/.fever/environments"]).stdout.split()
+    assert [name for name in made if not name.endswith(".lock")] == []
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    laptop.change(wheels=str(empty))
+    assert re.search(rf"node1: wheels: {empty} on it has no ray that fits Python 3", laptop.refused("up", "lab.yaml"))
 
 
 BAD = {

@@ -11,9 +11,10 @@
 #SBATCH --partition=gpu
 #SBATCH --account=abc
 #SBATCH --time=02:00:00
+#SBATCH --no-kill
 #SBATCH --constraint=a100
 
 set -e
 unset LD_PRELOAD
 cd '/home/me/my project'
-exec /opt/py/bin/python -m fever.launch.schedulers.supervisor '/home/me/my project/runs/one/job' srun --ntasks-per-node=1 --cpus-per-task=16 --cpu-bind=none --kill-on-bad-exit=0 --wait=0 --mpi=none --export=ALL
+exec /opt/py/bin/python -m fever.launch.schedulers.supervisor '/home/me/my project/runs/one/job' srun --ntasks-per-node=1 --cpus-per-task=16 --cpu-bind=none --kill-on-bad-exit=0 --no-kill --wait=0 --mpi=none --export=ALL

@@ -11,6 +11,7 @@
 #SBATCH --partition=gpu
 #SBATCH --account=abc
 #SBATCH --time=02:00:00
+#SBATCH --no-kill
 #SBATCH --constraint=a100
 #SBATCH hetjob
 #SBATCH --nodes=4
@@ -19,8 +20,9 @@
 #SBATCH --partition=cpu
 #SBATCH --account=abc
 #SBATCH --time=02:00:00
+#SBATCH --no-kill
 
 set -e
 unset LD_PRELOAD
 cd '/home/me/my project'
-exec /opt/py/bin/python -m fever.launch.schedulers.supervisor '/home/me/my project/runs/one/job' srun --het-group=0,1 --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=0 --wait=0 --mpi=none --export=ALL
+exec /opt/py/bin/python -m fever.launch.schedulers.supervisor '/home/me/my project/runs/one/job' srun --het-group=0,1 --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=0 --no-kill --wait=0 --mpi=none --export=ALL

@@ -9,8 +9,9 @@
 #SBATCH --cpus-per-task=36
 #SBATCH --account=abc
 #SBATCH --time=00:20:00
+#SBATCH --no-kill
 
 set -e
 unset LD_PRELOAD
 cd '/home/me/my project'
-exec /opt/py/bin/python -m fever.launch.schedulers.supervisor '/home/me/my project/runs/one/job' srun --ntasks-per-node=1 --cpus-per-task=36 --cpu-bind=none --kill-on-bad-exit=0 --wait=0 --mpi=none --export=ALL
+exec /opt/py/bin/python -m fever.launch.schedulers.supervisor '/home/me/my project/runs/one/job' srun --ntasks-per-node=1 --cpus-per-task=36 --cpu-bind=none --kill-on-bad-exit=0 --no-kill --wait=0 --mpi=none --export=ALL

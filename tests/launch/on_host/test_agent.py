@@ -23,9 +23,10 @@ from fever.launch.clusters.ray_jobs import RayJobs
 from fever.launch.clusters.record import ClusterRecord, find_record
 from fever.launch.clusters.ssh import Unreachable
 from fever.launch.clusters.ssh_cluster import Ssh
-from fever.launch.on_host import agent, host
+from fever.launch.on_host import agent
 from fever.launch.targets import load_target, restore_target
 from fever.runs.mirror import REPLY
+from fever.scratch import Scratch
 from tests.helpers import wait_for
 
 pytestmark = pytest.mark.lab
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.lab
 @pytest.mark.parametrize("scratch", ["/nowhere", "/tmp/too/long/a/path/for/the/sockets/of/ray"])
 def test_a_node_is_found_where_it_had_to_go(scratch: str) -> None:
     """A scratch folder that cannot be used is replaced by another, in which `down` must look too."""
-    place = host.Scratch(scratch)
+    place = Scratch(scratch)
     try:
         own = {"cluster": place.path.name, "host": socket.gethostname(), "pid": os.getpid()}
         (place.path / "node.json").write_text(json.dumps({**own, "began": system.began(os.getpid())}))
@@ -49,24 +50,25 @@ def test_a_node_is_found_where_it_had_to_go(scratch: str) -> None:
 def test_what_a_killed_keeper_left_is_removed_or_named(
     swept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "FALLBACK", tmp_path)
-    places = [host.Scratch("/nowhere") for _ in range(3)]
+    for module in ("fever.scratch", "fever.launch.on_host.agent"):
+        monkeypatch.setattr(f"{module}.FALLBACK", tmp_path)
+    places = [Scratch("/nowhere") for _ in range(3)]
     dead = {"host": socket.gethostname(), "pid": os.getpid(), "began": "long ago"}
     for place, cluster in zip(places, ("mine", "mine", "another"), strict=True):
         (place.path / "token").write_text("secret")
         (place.path / "node.json").write_text(json.dumps({**dead, "cluster": cluster, "scratch": str(place.path)}))
-    places[0].lock.close()
+    places[0].release()
     if not swept:
-        monkeypatch.setattr(host, "sweep", lambda folder: None)
+        monkeypatch.setattr("fever.launch.on_host.agent.sweep", lambda *of: None)
     left = [places[1].path] if swept else [place.path for place in places[:2]]  # whose owner still holds it
     request = {"cluster": "mine", "scratch": "/nowhere"}
     assert agent.stop(request) == {"left": sorted(map(str, left))}
     assert places[0].path.exists() is not swept
-    places[1].lock.close()
+    places[1].release()
     if swept:
         assert agent.stop(request) == {"left": []}
     assert places[2].path.exists()
-    places[2].lock.close()
+    places[2].release()
 
 
 def test_what_a_host_cannot_do_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,6 +169,8 @@ class Hosts:
 
     def __init__(self) -> None:
         self.nodes: dict[str, dict[str, Any]] = {}
+        self.pythons: dict[str, str] = {}
+        self.made: list[tuple[str, str]] = []  # host, environment
         self.silent: set[str] = set()
         self.said: list[str] = []
 
@@ -181,9 +185,14 @@ class Hosts:
             own = {"address": request["head"] or "alpha:1", "dashboard": 0 if request["head"] else 8265, "cores": 2}
             own |= {"interpreter": request["interpreter"], "scratch": "/tmp/x"}
             return self.nodes.setdefault(name, own)
-        versions = {"Python": "3.12.1", "ray": "2.60.0", "jax": "0.8"}
-        path = f"/{request['environment']}/python"
-        return {"home": "/home/me", "python": path, "versions": versions, "node": self.nodes.get(name)}
+        own = self.pythons.get(name, "3.12.1")
+        if action == "install":
+            self.made.append((name, request["environment"]))
+        ready = (name, request["environment"]) in self.made
+        facts = {"python": f"/{request['environment']}/python" if ready else None, "seconds": 1.0}
+        facts |= {"home": "/home/me", "own_python": own, "node": self.nodes.get(name)}
+        versions = {"Python": own, "ray": "2.60.0", "jax": "0.8"}
+        return {**facts, "versions": versions if ready or self.nodes.get(name) else None}
 
     def up(self, **settings: Any) -> ClusterRecord:
         target = Ssh(name="lab", **{"hosts": ("alpha", "beta"), "extras": (), **settings})
@@ -212,10 +221,66 @@ def test_packages_that_come_later_are_not_passed_over_in_silence(hosts: Hosts) -
     hosts.up(hosts=("alpha",))
     assert hosts.up(hosts=("alpha",)).hosts == {"alpha": 2}
     assert not any("another environment" in line for line in hosts.said)
-    hosts.up(packages=("sionna",))
+    first = hosts.made.copy()
+    again = hosts.up(hosts=("alpha",), packages=("sionna",))
     (line,) = [line for line in hosts.said if "another environment" in line]
     assert line.startswith("alpha: started with another environment than ")
     assert line.endswith("lab.yaml describes now; fever down and fever up change that")
+    assert hosts.made == first  # what alpha would not use
+    assert again.environment == first[0][1]
+    del hosts.nodes["alpha"]  # its Ray died, so it is started in the new one
+    again = hosts.up(hosts=("alpha",), packages=("sionna",))
+    assert hosts.made[1:] == [("alpha", again.environment)]
+    assert first[0][1] != again.environment
+
+
+def test_a_token_that_a_killed_up_left_is_not_used_again(hosts: Hosts, tmp_path: Path) -> None:
+    folder = tmp_path / "home" / "clusters" / "lab"
+    folder.mkdir(parents=True)
+    (folder / "token").write_text("old")
+    record = hosts.up()
+    assert record.token != "old"
+    assert hosts.up().token == record.token
+    (folder / "cluster.json").unlink()  # as if this `up` had been killed: its nodes have the token
+    assert hosts.up().token == record.token
+
+
+def test_another_python_is_refused_before_anything_is_set_up(hosts: Hosts) -> None:
+    hosts.pythons["beta"] = "3.12.3"
+    assert list(hosts.up().hosts) == ["alpha"]
+    assert "beta: has Python 3.12.3, but alpha has 3.12.1; all hosts of a cluster need the same" in "\n".join(
+        hosts.said
+    )
+    assert [host for host, _ in hosts.made] == ["alpha"]
+
+
+def test_the_doctor_tries_what_up_would_do_and_names_old_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = {"alpha": None, "beta": "no package registry answers it"}
+    old = {"name": "aa-3.12-x86_64", "bytes": 2e9, "days": 45.2, "users": []}
+    busy, young = {**old, "users": ["alpha"]}, {**old, "days": 29.0}
+
+    def ask(reach: list[str], request: dict[str, Any], python: str | None = None) -> dict[str, Any]:
+        if request["action"] == "check":
+            return {"problem": problem[reach[-1]]}
+        free = {"home": 2**40, "scratch": 2**40}
+        return {
+            "python": None,
+            "versions": None,
+            "environments": [old, busy, young],
+            "cores": 2,
+            "busy": 0.1,
+            "free": free,
+        }
+
+    monkeypatch.setattr(ssh_up, "ask", ask)
+    found = Ssh(name="lab", hosts=("alpha", "beta"), extras=()).examine("lab.yaml", Path("runs"))
+    assert [(row.mark, row.topic) for row in found] == [
+        ("ok", "alpha"), ("problem", "beta"), ("note", "alpha"), ("note", "beta"),
+    ]  # fmt: skip
+    assert found[1].text == problem["beta"]
+    assert found[2].text == (
+        "environment aa-3.12-x86_64 (2.0 GB, unused for 45 days); fever down lab.yaml --purge removes it"
+    )
 
 
 def test_a_cluster_that_stays_is_not_said_to_be_gone(hosts: Hosts, tmp_path: Path) -> None:

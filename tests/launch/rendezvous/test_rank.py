@@ -28,6 +28,7 @@ from fever.launch.rendezvous.member import Member
 from fever.launch.rendezvous.mpi import Mpi
 from fever.launch.schedulers.pbs import Pbs
 from fever.launch.schedulers.slurm import LearnerMachine, Slurm
+from fever.scratch import Scratch, sweep
 from tests.helpers import ROOT, wait_for
 
 pytestmark = pytest.mark.lab
@@ -86,6 +87,7 @@ def scratch() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_come_is_named(run: Path) -> None:
     job = Job(run, 3, connect_seconds=20.0)
     job.start_waiting(2)
@@ -152,6 +154,7 @@ def test_a_signal_before_all_have_come_ends_those_who_have(run: Path) -> None:
     assert "stopped before the training began" in ended[0][1]
 
 
+@pytest.mark.slow
 def test_what_an_earlier_meeting_left_misleads_nobody(run: Path, scratch: Path) -> None:
     """A job that was killed and requeued finds its own old files."""
     job = Job(run, 2, scratch=str(scratch))
@@ -161,7 +164,6 @@ def test_what_an_earlier_meeting_left_misleads_nobody(run: Path, scratch: Path) 
     old.write("plan.json", {"id": "old", "members": {"0": "old", "1": "old"}, "nodes": {"dead": {"rank": 0}}})
     old.write("head.json", {"plan": "old", "address": "10.0.0.1:6379"})
     old.write("exit.json", {"plan": "old", "code": 7, "reason": "old"})
-    old.write_text("stop", "limit")
     job.start_waiting(1)  # it sees all this before rank 0 comes
     job.start(0, LD_PRELOAD="/nowhere.so")
     ended = job.end()
@@ -204,10 +206,12 @@ def test_a_rank_whose_file_is_just_replaced_is_not_left_out(
     leader = rank_0(Mpi(), 2)
     for number in (0, 1):
         leader.folder.write(f"ranks/{number}.json", {"host": "alpha"})
-    assert leader.arrivals() is not None
-    read = JobFolder.read
-    monkeypatch.setattr(JobFolder, "read", lambda self, name: None if name == "ranks/1.json" else read(self, name))
-    assert leader.arrivals() is None
+    with monkeypatch.context() as once:
+        once.setattr(JobFolder, "read_all", lambda self, names: [None for name in names])
+        assert leader.arrivals() is None
+    assert leader.arrivals() == {0: {"host": "alpha"}, 1: {"host": "alpha"}}
+    leader.folder.write("ranks/1.json", {"host": "beta"})
+    assert leader.arrivals() == {0: {"host": "alpha"}, 1: {"host": "beta"}}
 
 
 def test_a_job_waits_for_every_machine_though_the_launcher_does_not_say_how_many(
@@ -223,7 +227,8 @@ def test_a_job_waits_for_every_machine_though_the_launcher_does_not_say_how_many
 
 def test_the_learners_machine_has_its_own_number_of_cores(rank_0: Callable[..., Member]) -> None:
     leader = rank_0(Slurm(cpus_per_node=4, learner=LearnerMachine(cpus=16)))
-    facts = {"cpus": list(range(64)), "allotted": 16}
+    cpus = list(range(64))
+    facts = {"cpus": cpus, "allowed_cpus": cpus, "allotted": 16, "granted": 64}
     assert leader.cores([{**facts, "rank": 0}])["cores"] == 16
     assert leader.cores([{**facts, "rank": 1}])["cores"] == 4
 
@@ -238,20 +243,20 @@ def test_a_machine_that_does_not_see_the_job_says_so(tmp_path: Path, monkeypatch
 
 
 def test_scratch_is_private_swept_and_removed(tmp_path: Path, scratch: Path) -> None:
-    mine = host.Scratch(str(scratch))
+    mine = Scratch(str(scratch))
     assert mine.path.stat().st_mode & 0o777 == 0o700
     dead, ownerless = scratch / "fever-ray-000000", scratch / "fever-ray-000001"
     dead.mkdir()
     (dead / "owner").write_text("")
     ownerless.mkdir()
     os.utime(ownerless, (0, 0))
-    host.sweep(scratch)
+    sweep(scratch)
     assert mine.path.is_dir()  # its owner lives
     assert not dead.exists()
     assert not ownerless.exists()
     mine.remove()
     assert list(scratch.iterdir()) == []
-    long = host.Scratch(str(tmp_path / ("long" * 20)))
+    long = Scratch(str(tmp_path / ("long" * 20)))
     assert long.path.parent == Path("/tmp")
     assert "too long" in long.note
     long.remove()

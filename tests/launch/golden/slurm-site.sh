@@ -1,4 +1,4 @@
-#!/bin/bash
+#!/bin/bash -l
 #SBATCH --job-name=one
 #SBATCH --output='/home/me/my project/runs/one/job/log.txt'
 #SBATCH --open-mode=append
@@ -11,11 +11,15 @@
 #SBATCH --account=abc
 #SBATCH --qos=normal
 #SBATCH --time=00:20:00
+#SBATCH --no-kill
+#SBATCH --mem=80G
 #SBATCH --constraint=haswell
 #SBATCH --mail-type=END
 
 set -e
 unset LD_PRELOAD PYTHONHOME
+module purge
+module use /opt/site/modulefiles
 module load gcc/12.2
 module load python/3.11
 # shellcheck disable=SC1091
@@ -23,4 +27,4 @@ module load python/3.11
 export OMP_NUM_THREADS=1
 ulimit -n 65536 || true
 cd '/home/me/my project'
-exec python -m fever.launch.schedulers.supervisor '/home/me/my project/runs/one/job' srun --ntasks-per-node=1 --cpus-per-task=36 --cpu-bind=none --kill-on-bad-exit=0 --wait=0 --mpi=none --export=ALL
+exec python -m fever.launch.schedulers.supervisor '/home/me/my project/runs/one/job' srun --ntasks-per-node=1 --cpus-per-task=36 --cpu-bind=none --kill-on-bad-exit=0 --no-kill --wait=0 --mpi=none --export=ALL --distribution=cyclic

@@ -1,0 +1,22 @@
+#!/bin/bash
+#SBATCH --job-name=one
+#SBATCH --output='/home/me/my project/runs/one/job/log.txt'
+#SBATCH --open-mode=append
+#SBATCH --signal=B:USR1@120
+#SBATCH --no-requeue
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=104
+#SBATCH --exclusive
+#SBATCH --account=myproject
+#SBATCH --time=04:00:00
+#SBATCH --no-kill
+#SBATCH --mem=240G
+
+set -e
+unset LD_PRELOAD
+module load anaconda3
+eval "$(conda shell.bash hook)"
+conda activate fever
+cd '/home/me/my project'
+exec python -m fever.launch.schedulers.supervisor '/home/me/my project/runs/one/job' srun --ntasks-per-node=1 --cpus-per-task=104 --cpu-bind=none --kill-on-bad-exit=0 --no-kill --wait=0 --mpi=none --export=ALL

@@ -1,0 +1,23 @@
+#!/bin/bash -l
+#PBS -N one
+#PBS -A myproject
+#PBS -q preemptable
+#PBS -l select=4:system=polaris
+#PBS -l place=scatter
+#PBS -l filesystems=home:eagle
+#PBS -l walltime=01:00:00
+#PBS -j oe
+#PBS -o '/home/me/my project/runs/one/job/scheduler.txt'
+#PBS -r y
+
+exec >> '/home/me/my project/runs/one/job/log.txt' 2>&1  # the scheduler itself would show it only at the end
+set -e
+unset LD_PRELOAD
+module use /soft/modulefiles
+module load conda
+eval "$(conda shell.bash hook)"
+conda activate base
+# shellcheck disable=SC1091
+. /home/me/envs/fever/bin/activate
+cd '/home/me/my project'
+exec python -m fever.launch.schedulers.supervisor '/home/me/my project/runs/one/job' mpiexec -n 4 --ppn 1 --cpu-bind none
