@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow check bench wheel lock clean
+.PHONY: demo test test-slow test-scaling check chaos bench zoo wheel lock clean
 
 demo: $(READY)
 	$(BIN)/fever train CartPole-v1
@@ -17,12 +17,18 @@ test: $(READY)
 # Tests that take minutes each: a cluster on AWS from up to down, hosts that come and go, jobs cut at their limit, every
 # algorithm that RLlib has, Go and Pong learned.
 test-slow: $(READY)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -n 2 --ignore tests/scaling
+
+# Those that measure how speed grows with workers: they need all cores for themselves.
+test-scaling: $(READY)
+	$(BIN)/python -m pytest -m slow tests/scaling
 
 check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive fever
+	$(BIN)/python .ci/audit.py $(BIN)/pip-audit fever/constraints.txt
 
 # dist/fever-VERSION-py3-none-any.whl
 wheel: $(READY)
@@ -30,6 +36,17 @@ wheel: $(READY)
 
 bench: $(READY) .venv-bench/.ready
 	$(BIN)/python benchmarks/bench.py --sb3 .venv-bench/bin/python
+
+# Repeat a row of the zoo (docs/zoo.md); without ROW, list the rows. CHECK=1: two seeds against the stored result.
+SEEDS ?= 5
+zoo: $(READY)
+	$(BIN)/python benchmarks/zoo.py $(ROW) --seeds $(SEEDS) $(if $(CHECK),--check)
+
+# Trainings that are broken on purpose, and what became of them (docs/failures.md). Exit code 1 if a bar is missed.
+SEED ?= 0
+FAULTS ?= 100
+chaos: $(READY)
+	$(BIN)/python -m chaos --seed $(SEED) --faults $(FAULTS)
 
 $(READY): pyproject.toml fever/constraints.txt
 	@echo "setting up $(VENV) with the versions in fever/constraints.txt (a few minutes the first time)"

@@ -32,7 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the markers, share compiled programs between the processes of a run, and let Ctrl-C interrupt them.
 
     Short trainings spend most of their time compiling, hence the cache. A shell's background job, which this may be,
-    ignores Ctrl-C, and so would all processes that it starts.
+    ignores Ctrl-C, and so would all processes that it starts. Keys and records are not kept in the home folder.
     """
     for name, meaning in GROUPS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
@@ -43,6 +43,9 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[COMPILED] = tempfile.mkdtemp(prefix="fever-compiled-")
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
         config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(COMPILED), ignore_errors=True))
+    if "FEVER_HOME" not in os.environ:
+        os.environ["FEVER_HOME"] = tempfile.mkdtemp(prefix="fever-home-")
+        config.add_cleanup(lambda: shutil.rmtree(os.environ.pop("FEVER_HOME"), ignore_errors=True))
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -1,4 +1,4 @@
-"""The benchmarks: fever against stable-baselines3, by turns, each measurement in a process of its own.
+"""The benchmarks: fever against stable-baselines3 and SBX, by turns, each measurement in a process of its own.
 
     .venv/bin/python benchmarks/bench.py --sb3 .venv-bench/bin/python [--only NAME...] [--rounds N] [--quick]
 
@@ -24,28 +24,11 @@ from pathlib import Path
 
 from actor_critics import actor_critic_step
 from custom_network import custom_network
-from measuring import CORES, Measurer, Row, goal, metrics_of, print_table, rate_after, steady_rate
+from measuring import CORES, Measurer, Row, metrics_of, print_table, rate_after, steady_rate
 from searching import rllib, tune
+from training_speed import cartpole_475, cartpole_speed, dqn_speed, halfcheetah, sac_speed
 
 MEMORY_LIMIT = 150.0  # megabytes
-EVALUATION_EPISODES = 10
-
-ZOO_CARTPOLE = (  # rl-zoo's tuned settings; they are written out in sb3_side.py too
-    "steps=32 minibatch=256 epochs=20 learning_rate=1e-3 learning_rate_schedule=linear clip=0.2 clip_schedule=linear "
-    "gamma=0.98 gae_lambda=0.8 entropy_coefficient=0 normalize_observations=false normalize_rewards=false"
-)
-SB3_DEFAULTS = (  # PPO's in stable-baselines3
-    "steps=2048 minibatch=64 epochs=10 learning_rate=3e-4 gamma=0.99 gae_lambda=0.95 clip=0.2 value_coefficient=0.5 "
-    "entropy_coefficient=0 max_gradient_norm=0.5 log_std=0 hidden=[64,64] activation=tanh "
-    "normalize_observations=false normalize_rewards=false"
-)
-# rl-zoo's for DQN on CartPole-v1, in sb3_side.py too. There the target is copied every 10 steps of the environment, so
-# it stays the same for all 128 gradient steps between two collections of 256 steps: that is target_updates=128 here.
-ZOO_DQN = (
-    "double=false dueling=false n_step=1 prioritized=false target=hard target_updates=128 activation=relu "
-    "learning_rate=2.3e-3 batch=64 updates=128 replay_ratio=32 buffer=100000 warmup=1000 gamma=0.99 epsilon_steps=8000 "
-    "epsilon_end=0.04 hidden=[256,256]"
-)
 
 SB3_TRPO = (  # sb3-contrib's defaults; 640 steps of 8 environments are 5,120
     "steps=640 max_kl=0.01 cg_iterations=15 cg_damping=0.1 line_search_steps=10 line_search_shrink=0.8 accept_ratio=0 "
@@ -61,71 +44,15 @@ WAIT = 0.01  # seconds that a step of benchmarks.environments:Waiting takes
 EXPLORE_STEPS = 50  # of an explorer's call
 
 
-def cartpole_speed(measure: Measurer) -> list[Row]:
-    """CartPole-v1 at rl-zoo's settings for 100,000 steps: steps per second of training."""
-    whole = Row("cartpole-speed", "steps/s, whole run", 5.0)
-    steady = Row("cartpole-speed", "steps/s, fever without 1st iteration", None)
-    process = Row("cartpole-speed", "seconds, whole process", None, more_is_better=False)
-    for seed in measure.rounds(3):
-        options = ["--stop-steps", "100000", "--seed", str(seed)]
-        ours, our_seconds = measure.fever("train", "CartPole-v1", *options, *ZOO_CARTPOLE.split())
-        theirs, their_seconds = measure.sb3("cartpole", "--steps", "100000", "--seed", str(seed))
-        whole.add(ours["steps_per_second"], theirs["steps_per_second"])
-        steady.add(steady_rate(ours), theirs["steps_per_second"])
-        process.add(our_seconds, their_seconds)
-    return [whole, steady, process]
-
-
-def cartpole_475(measure: Measurer) -> list[Row]:
-    """From shell command to a mean return of 475 on CartPole-v1, imports and compilation included."""
-    rows = {}
-    for variant in ("same settings", "fever's defaults"):
-        rows[variant] = (
-            Row("cartpole-475", f"seconds, {variant}", 1 / 3, more_is_better=False),
-            Row("cartpole-475", f"steps, {variant}", None, more_is_better=False),
-        )
-    for seed in measure.rounds(5):
-        seeds = ["--seed", str(seed)]
-        stop = ["--stop-steps", "100000", "--stop-reward", "475", "--stop-window", "20"]
-        ours = measure.fever("train", "CartPole-v1", *seeds, *stop, *ZOO_CARTPOLE.split())
-        target = ["--steps", "100000", "--target", "475", "--window", "20"]
-        theirs, their_seconds = measure.sb3("cartpole", *seeds, *target)
-        defaults = measure.fever("train", "CartPole-v1", *seeds)
-        for (summary, seconds), (time_row, steps_row) in zip((ours, defaults), rows.values(), strict=True):
-            reached = summary["stop_reason"] == "reward"
-            time_row.add(goal(seconds, reached), goal(their_seconds, theirs["reached"]))
-            steps_row.add(goal(summary["steps"], reached), goal(theirs["steps"], theirs["reached"]))
-    return [row for pair in rows.values() for row in pair]
-
-
-def halfcheetah(measure: Measurer) -> list[Row]:
-    """HalfCheetah-v5 at stable-baselines3's defaults: speed, and the last policy's deterministic return."""
-    steps = str(measure.halfcheetah_steps)
-    speed = Row("halfcheetah", "steps/s, whole run", 4.0)
-    steady = Row("halfcheetah", "steps/s, fever without 1st iteration", None)
-    score = Row("halfcheetah", f"return after {measure.halfcheetah_steps:,} steps", 1.0)
-    for seed in measure.rounds(3):
-        options = ["--envs", "1", "--stop-steps", steps, "--seed", str(seed)]
-        ours, _ = measure.fever("train", "HalfCheetah-v5", *options, *SB3_DEFAULTS.split())
-        theirs, _ = measure.sb3("halfcheetah", "--steps", steps, "--seed", str(seed))
-        speed.add(ours["steps_per_second"], theirs["steps_per_second"])
-        steady.add(steady_rate(ours), theirs["steps_per_second"])
-        if not measure.quick:
-            episodes = ["--checkpoint", "last", "--episodes", str(EVALUATION_EPISODES)]
-            scores, _ = measure.fever("eval", ours["run"], *episodes)
-            score.add(scores["return_mean"], theirs["return_eval"])
-    return [speed, steady] if measure.quick else [speed, steady, score]
-
-
 def workers(measure: Measurer) -> list[Row]:
-    """An environment of 1 ms of CPU per step: two sampler processes of 8 environments against none with 16."""
+    """An environment of 1 ms of CPU per step: 16 environments in two sampler processes against none."""
     if len(CORES) < 2:
         raise RuntimeError("two workers need two cores")
     row = Row("workers", "steps/s, 2 workers, after 1st iteration", 1.85, reference_name="0 workers")
     options = ["--stop-steps", "8000" if measure.quick else "20000"]
     for seed in measure.rounds(3):
         command = ["train", "benchmarks.environments:Busy", *options, "--seed", str(seed)]
-        two, _ = measure.fever(*command, "--workers", "2", "--envs", "8", cores=2)
+        two, _ = measure.fever(*command, "--workers", "2", "--envs", "16", cores=2)
         none, _ = measure.fever(*command, "--workers", "0", "--envs", "16", cores=2)
         row.add(steady_rate(two), steady_rate(none))
     return [row]
@@ -184,30 +111,11 @@ def sum_tree(measure: Measurer) -> list[Row]:
     return [*limits, *(each for rows in against.values() for each, _ in rows)]
 
 
-def dqn_speed(measure: Measurer) -> list[Row]:
-    """DQN on CartPole-v1 at rl-zoo's settings for 20,000 steps: gradient steps per second of training."""
-    whole = Row("dqn-speed", "gradient steps/s, whole run", 5.0)
-    steady = Row("dqn-speed", "gradient steps/s, fever compiled", None)
-    process = Row("dqn-speed", "seconds, whole process", None, more_is_better=False)
-    for seed in measure.rounds(3):
-        options = ["--stop-steps", "20000", "--seed", str(seed)]
-        ours, our_seconds = measure.fever(
-            "train", "CartPole-v1", "--algo", "dqn", "--envs", "1", *options, *ZOO_DQN.split()
-        )
-        theirs, their_seconds = measure.sb3("dqn", "--steps", "20000", "--seed", str(seed))
-        rows = metrics_of(ours)
-        compiled = next(row["seconds"] for row in rows if row["updates"])  # it compiles before its first gradient step
-        whole.add(sum(row["updates"] for row in rows) / ours["seconds"], theirs["updates_per_second"])
-        steady.add(rate_after(rows, compiled)[1], theirs["updates_per_second"])
-        process.add(our_seconds, their_seconds)
-    return [whole, steady, process]
-
-
 def apex_throughput(measure: Measurer) -> list[Row]:
     """Ape-X on CartPole-v1, two explorers of 16 environments, one shard: transitions in and batches of 512 out."""
     incoming = Row("apex-throughput", "transitions/s into the shard", 1.0, reference_name="paper")
     outgoing = Row("apex-throughput", "batches of 512/s out of it", 1.0, reference_name="paper")
-    options = ["--workers", "2", "--envs", "16", "--stop-time", "10s" if measure.quick else "30s"]
+    options = ["--workers", "2", "--envs", "32", "--stop-time", "10s" if measure.quick else "30s"]
     settings = ["batch=512", "updates=1", "replay_shards=1", f"replay_ratio={PAPER_RATIO}"]
     for seed in measure.rounds(3):
         ours, _ = measure.fever("train", "CartPole-v1", "--algo", "apex", *options, "--seed", str(seed), *settings)
@@ -222,11 +130,11 @@ def apex_scaling(measure: Measurer) -> list[Row]:
     counts, seconds = ((2, 8), 10) if measure.quick else ((2, 8, 32, 64), 30)
     figures = {count: f"transitions/s, {count} explorers" for count in counts}
     rows = {count: Row("apex-scaling", figures[count], 0.9, reference_name="linear") for count in counts}
-    options = ["--algo", "apex", "--envs", "1", "--stop-time", f"{seconds}s"]
+    options = ["--algo", "apex", "--stop-time", f"{seconds}s"]
     light = ["hidden=[16]", "batch=32", "replay_ratio=0.1", f"explore_steps={EXPLORE_STEPS}", "save_replay=false"]
     for seed in measure.rounds(1):
         for count, row in rows.items():
-            scale = ["--workers", str(count), "--seed", str(seed)]
+            scale = ["--workers", str(count), "--envs", str(count), "--seed", str(seed)]
             settings = [*light, f"report_steps={count * EXPLORE_STEPS}"]  # a row of metrics for each explorer's call
             ours, _ = measure.fever("train", "benchmarks.environments:Waiting", *options, *scale, *settings)
             row.add(rate_after(metrics_of(ours), seconds / 2)[0], count / WAIT)
@@ -234,16 +142,17 @@ def apex_scaling(measure: Measurer) -> list[Row]:
 
 
 def trpo_pong(measure: Measurer) -> list[Row]:
-    """TRPO on Pong's RAM, 5,120 steps an iteration: against sb3-contrib, and two workers of 4 environments."""
+    """TRPO on Pong's RAM, 5,120 steps an iteration: against sb3-contrib, and 8 environments in two workers."""
     serial = Row("trpo-pong", "seconds an iteration, fever compiled", 0.5, more_is_better=False, reference_name="sb3")
     two = Row("trpo-pong", "steps/s, 2 workers, after 1st iteration", 1.8, reference_name="0 workers")
     iterations = 3 if measure.quick else 8
-    command = ["train", "ALE/Pong-v5", "--algo", "trpo", "--env-kwargs", '{"obs_type": "ram"}', *SB3_TRPO.split()]
+    command = ["train", "ALE/Pong-v5", "--no-preset", "--algo", "trpo", "--env-kwargs", '{"obs_type": "ram"}']
+    command += SB3_TRPO.split()
     for seed in measure.rounds(3):
         options = ["--stop-iterations", str(iterations), "--seed", str(seed)]
         none, _ = measure.fever(*command, *options, "--envs", "8")
         theirs, _ = measure.sb3("trpo", "--iterations", str(iterations), "--seed", str(seed))
-        parallel, _ = measure.fever(*command, *options, "--envs", "4", "--workers", "2", cores=2)
+        parallel, _ = measure.fever(*command, *options, "--envs", "8", "--workers", "2", cores=2)
         serial.add(5120 / steady_rate(none), theirs["seconds_per_iteration"])
         two.add(steady_rate(parallel), steady_rate(none))
     return [serial, two]
@@ -260,12 +169,12 @@ def waiting(measure: Measurer) -> list[Row]:
     for algo, settings in light.items():
         row = Row("waiting", f"steps/s, {algo}, {count} workers", 58 / 64, reference_name=f"{count} x one")
         rows.append(row)
-        command = ["train", "benchmarks.environments:Waiting", "--algo", algo, "--envs", "1", "hidden=[16]", *settings]
+        command = ["train", "benchmarks.environments:Waiting", "--algo", algo, "hidden=[16]", *settings]
         alone = ["fragments=1" if word.startswith("fragments") else word for word in command]
         for seed in measure.rounds(1):
             options = ["--seed", str(seed), "--stop-time", "30s" if measure.quick else "45s"]
-            many, _ = measure.fever(*command, *options, "--workers", str(count))
-            one, _ = measure.fever(*alone, *options, "--workers", "1")
+            many, _ = measure.fever(*command, *options, "--workers", str(count), "--envs", str(count))
+            one, _ = measure.fever(*alone, *options, "--workers", "1", "--envs", "1")
             row.add(rate_after(metrics_of(many), 8.0)[0], count * rate_after(metrics_of(one), 8.0)[0])
     return rows
 
@@ -278,7 +187,8 @@ def uneven(measure: Measurer) -> list[Row]:
         wanted = share if algo == "impala" else None
         row = Row("uneven", f"steps/s, {algo}, one worker 10x slower", wanted, reference_name="all equal")
         rows.append(row)
-        command = ["train", "benchmarks.environments:Uneven", "--algo", algo, "--envs", "1", "--workers", str(workers)]
+        command = ["train", "benchmarks.environments:Uneven", "--algo", algo, "--workers", str(workers)]
+        command += ["--envs", str(workers)]
         for seed in measure.rounds(1):
             options = ["--seed", str(seed), "--stop-time", "25s", "hidden=[16]", *settings]
             rates = []
@@ -298,14 +208,18 @@ def machines(measure: Measurer) -> list[Row]:
     stop = Row("machines", "s from the driver's end until nothing is left", 1.0, False, "5 s")
     eight = Row("machines", "s until 8 machines are connected", 3.0, False, "3 machines")
     samples = Row("machines", "steps/s, 3 machines x 2 workers that wait", 5.5 / 6, reference_name="6 x one worker")
-    settings = ["benchmarks.environments:Waiting", "--algo", "impala", "--envs", "1", "hidden=[16]", "steps=100"]
+    settings = ["benchmarks.environments:Waiting", "--algo", "impala", "hidden=[16]", "steps=100"]
     for seed in measure.rounds(2):
         options = ["--seed", str(seed), "minibatches=1"]
         with Machines(measure.folder / f"three{seed}", 3) as three:
-            run, spent = three.job(3, *settings, *options, "fragments=3", "--workers", "6", "--stop-time", "20s")
-            alone, _ = three.job(1, *settings, *options, "fragments=1", "--workers", "1", "--stop-time", "20s")
+            run, spent = three.job(
+                3, *settings, *options, "fragments=3", "--workers", "6", "--envs", "6", "--stop-time", "20s"
+            )
+            alone, _ = three.job(
+                1, *settings, *options, "fragments=1", "--workers", "1", "--envs", "1", "--stop-time", "20s"
+            )
         with Machines(measure.folder / f"eight{seed}", 8) as many:
-            _, wide = many.job(8, *settings, *options, "fragments=3", "--stop-time", "5s")
+            _, wide = many.job(8, *settings, *options, "fragments=3", "--envs", "1", "--stop-time", "5s")
         connect.add(spent["start"] + spent["connect"], 12.0)
         stop.add(spent["leave"], 5.0)
         eight.add(wide["start"] + wide["connect"], spent["start"] + spent["connect"])
@@ -352,6 +266,7 @@ BENCHMARKS: dict[str, Callable[[Measurer], list[Row]]] = {
     "sampler-memory": sampler_memory,
     "sum-tree": sum_tree,
     "dqn-speed": dqn_speed,
+    "sac-speed": sac_speed,
     "apex-throughput": apex_throughput,
     "apex-scaling": apex_scaling,
     "trpo-pong": trpo_pong,
@@ -366,7 +281,7 @@ BENCHMARKS: dict[str, Callable[[Measurer], list[Row]]] = {
 
 def main() -> None:
     """Measure what is asked for and print the table."""
-    parser = argparse.ArgumentParser(description="fever against stable-baselines3, by turns.")
+    parser = argparse.ArgumentParser(description="fever against other libraries, by turns.")
     parser.add_argument("--sb3", required=True, help="Python of the virtualenv with requirements.txt")
     parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=list(BENCHMARKS), metavar="NAME",
                         help=f"of: {', '.join(BENCHMARKS)}")  # fmt: skip

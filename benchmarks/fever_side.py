@@ -82,7 +82,8 @@ def run_sampler_memory(arguments: argparse.Namespace) -> Result:
     envs = make_envs(source, 1, EnvContext())
     observation, action = envs.observation, envs.action
     envs.close()
-    ppo = PPO(PPOConfig(), Task("CartPole-v1", observation, action, envs=8, workers=1, seed=0, total_steps=None))
+    task = Task("CartPole-v1", observation, action, envs=8, total_envs=8, workers=1, seed=0, total_steps=None)
+    ppo = PPO(PPOConfig(), task)
     spec = SamplerSpec(source, ppo.network, envs=8, steps=ppo.config.steps, gamma=None, seed=0)
     workers = RayWorkers(spec, observation, action, count=1)
     try:

@@ -90,17 +90,18 @@ class Measurer:
         """The seeds to measure with."""
         return range(self.rounds_asked or (1 if self.quick else default))
 
-    def run(self, command: list[str], cores: int | None = None) -> tuple[dict, float]:
-        """Run one process; its last line of output as JSON, and its wall time in seconds seen from outside."""
+    def run(self, command: list[str], cores: int | None = None, cache: Path | None = None) -> tuple[dict, float]:
+        """Run one process; its last line of output as JSON, and its wall time in seconds seen from outside. It compiles
+        everything anew, unless it has a cache folder."""
         threads = str(self.threads)
         environment = {
             **os.environ,
             "PYTHONPATH": str(HERE.parent),
             "FEVER_RUNS": str(self.folder / "runs"),
-            "JAX_ENABLE_COMPILATION_CACHE": "false",
+            "JAX_ENABLE_COMPILATION_CACHE": "true" if cache else "false",
+            "XDG_CACHE_HOME": str(cache or self.folder / "cache"),
             "JAX_PLATFORMS": "cpu",
             "OMP_NUM_THREADS": threads,
-            "OPENBLAS_NUM_THREADS": threads,
         }
         os.sched_setaffinity(0, CORES[: cores or self.threads])  # inherited
         began = time.perf_counter()
@@ -120,17 +121,18 @@ class Measurer:
         print(f"  {seconds:7.1f} s  {' '.join([Path(command[0]).name, *command[1:]])[:100]}", file=sys.stderr)
         return json.loads(output.splitlines()[-1]), seconds
 
-    def fever(self, *words: str, cores: int | None = None) -> tuple[dict, float]:
+    def fever(self, *words: str, cores: int | None = None, cache: Path | None = None) -> tuple[dict, float]:
         """A command of fever's command line."""
-        return self.run([str(Path(sys.executable).with_name("fever")), *words, "--json"], cores)
+        return self.run([str(Path(sys.executable).with_name("fever")), *words, "--json"], cores, cache)
 
     def fever_side(self, *words: str) -> dict:
         """A measurement of fever_side.py."""
         return self.run([sys.executable, str(HERE / "fever_side.py"), *words])[0]
 
-    def sb3(self, *words: str) -> tuple[dict, float]:
-        """A measurement of sb3_side.py."""
-        return self.run([self.sb3_python, str(HERE / "sb3_side.py"), *words, "--threads", str(self.threads)])
+    def sb3(self, *words: str, library: str = "sb3") -> tuple[dict, float]:
+        """A measurement of sb3_side.py, with this one of its libraries."""
+        options = ["--threads", str(self.threads), "--library", library]
+        return self.run([self.sb3_python, str(HERE / "sb3_side.py"), *words, *options])
 
     def replay(self, library: str, *words: str) -> dict:
         """A measurement of replay_side.py: fever's here, the other libraries' where stable-baselines3 is."""

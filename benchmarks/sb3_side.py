@@ -1,11 +1,10 @@
-"""The stable-baselines3 side of the benchmarks.
+"""The side of stable-baselines3 and SBX in the benchmarks.
 
-Runs in a virtualenv of its own (stable-baselines3==2.9.2, torch==2.13.0,
-gymnasium[classic-control,mujoco]). Each subcommand does one measurement and prints
-one JSON object as its last line of standard output:
+Runs in a virtualenv of its own (requirements.txt, torch==2.13.0). Each subcommand does one measurement and prints one
+JSON object as its last line of standard output:
 
     python sb3_side.py cartpole --steps 100000 --target 475 --seed 0
-    python sb3_side.py dqn --steps 20000
+    python sb3_side.py dqn --steps 20000 --library sbx
     python sb3_side.py halfcheetah --steps 20480 --threads 1
     python sb3_side.py cnn-step --frames 256 --repeats 20
 
@@ -24,8 +23,8 @@ from pathlib import Path
 
 import gymnasium
 import numpy as np
+import stable_baselines3
 import torch
-from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
@@ -93,9 +92,16 @@ def learn(model: BaseAlgorithm, steps: int, tracker: ReturnTracker) -> Result:
     }
 
 
+def learn_from_replay(model: BaseAlgorithm, steps: int) -> Result:
+    """Train the model and count its gradient steps."""
+    result = learn(model, steps, ReturnTracker(window=20))
+    updates = model._n_updates
+    return {**result, "updates": updates, "updates_per_second": updates / result["seconds"]}
+
+
 def run_cartpole(arguments: argparse.Namespace) -> Result:
     """PPO on CartPole-v1 at rl-zoo's tuned settings, optionally until a target return."""
-    model = PPO(
+    model = arguments.library.PPO(
         "MlpPolicy",
         make_vec_env("CartPole-v1", n_envs=8, seed=arguments.seed),
         n_steps=32,
@@ -117,7 +123,7 @@ def run_cartpole(arguments: argparse.Namespace) -> Result:
 
 def run_dqn(arguments: argparse.Namespace) -> Result:
     """DQN on CartPole-v1 at rl-zoo's tuned settings; the exploration ends where it does in rl-zoo's 50,000 steps."""
-    model = DQN(
+    model = arguments.library.DQN(
         "MlpPolicy",
         make_vec_env("CartPole-v1", n_envs=1, seed=arguments.seed),
         learning_rate=2.3e-3,
@@ -135,9 +141,28 @@ def run_dqn(arguments: argparse.Namespace) -> Result:
         verbose=0,
         seed=arguments.seed,
     )
-    result = learn(model, arguments.steps, ReturnTracker(window=20))
-    updates = model._n_updates
-    return {**result, "updates": updates, "updates_per_second": updates / result["seconds"]}
+    return learn_from_replay(model, arguments.steps)
+
+
+def run_sac(arguments: argparse.Namespace) -> Result:
+    """SAC on Pendulum-v1 at rl-zoo's settings, a gradient step for each step of an environment."""
+    model = arguments.library.SAC(
+        "MlpPolicy",
+        make_vec_env("Pendulum-v1", n_envs=arguments.envs, seed=arguments.seed),
+        learning_rate=1e-3,
+        batch_size=256,
+        buffer_size=1_000_000,
+        learning_starts=100,
+        gamma=0.99,
+        tau=0.005,
+        train_freq=1,
+        gradient_steps=arguments.envs,
+        policy_kwargs={"net_arch": [256, 256]},
+        device="cpu",
+        verbose=0,
+        seed=arguments.seed,
+    )
+    return learn_from_replay(model, arguments.steps)
 
 
 def run_trpo(arguments: argparse.Namespace) -> Result:
@@ -156,7 +181,7 @@ def run_halfcheetah(arguments: argparse.Namespace) -> Result:
     import mujoco  # here, so that the other measurements do not pay for it
 
     mujoco.set_mju_user_warning(lambda _: None)  # otherwise printed and written to MUJOCO_LOG.TXT
-    model = PPO("MlpPolicy", "HalfCheetah-v5", device="cpu", verbose=0, seed=arguments.seed)
+    model = arguments.library.PPO("MlpPolicy", "HalfCheetah-v5", device="cpu", verbose=0, seed=arguments.seed)
     result = learn(model, arguments.steps, ReturnTracker(window=20))
     evaluation_environment = make_vec_env("HalfCheetah-v5", seed=arguments.seed + EVALUATION_SEED_OFFSET)
     return_eval, _ = evaluate_policy(
@@ -215,6 +240,7 @@ def parse_arguments() -> argparse.Namespace:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     common.add_argument("--seed", type=int, default=0)
+    common.add_argument("--library", choices=("sb3", "sbx"), default="sb3", help="stable-baselines3, or SBX in JAX")
     parser = argparse.ArgumentParser(description="The stable-baselines3 side of the benchmarks.")
     commands = parser.add_subparsers(required=True)
 
@@ -227,6 +253,11 @@ def parse_arguments() -> argparse.Namespace:
     dqn = commands.add_parser("dqn", parents=[common], help=run_dqn.__doc__)
     dqn.add_argument("--steps", type=int, default=20_000)
     dqn.set_defaults(run=run_dqn)
+
+    sac = commands.add_parser("sac", parents=[common], help=run_sac.__doc__)
+    sac.add_argument("--steps", type=int, default=3000)
+    sac.add_argument("--envs", type=int, default=1)
+    sac.set_defaults(run=run_sac)
 
     trpo = commands.add_parser("trpo", parents=[common], help=run_trpo.__doc__)
     trpo.add_argument("--iterations", type=int, default=6)
@@ -249,8 +280,14 @@ def main() -> None:
     arguments = parse_arguments()
     torch.set_num_threads(arguments.threads)
     set_random_seed(arguments.seed)
-    result = arguments.run(arguments)
-    print(json.dumps({**result, "threads": arguments.threads, "seed": arguments.seed}))
+    facts = {"threads": arguments.threads, "seed": arguments.seed, "library": arguments.library}
+    if arguments.library == "sbx":
+        import sbx  # here, so that stable-baselines3 does not pay for JAX
+
+        arguments.library = sbx
+    else:
+        arguments.library = stable_baselines3
+    print(json.dumps({**arguments.run(arguments), **facts}))
 
 
 if __name__ == "__main__":

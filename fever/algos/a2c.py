@@ -23,7 +23,8 @@ class A2CConfig(PPOConfig):
         None, "steps in a gradient step; divides the batch; null, or more than the batch: all of it", "SB3", gt=0
     )
     epochs: int = setting(1, "passes over each batch", "SB3", gt=0)
-    gae_lambda: float = setting(1.0, "trace decay of the advantages", "SB3", ge=0, le=1)
+    entropy_coefficient: float | None = setting(0.0, "weight of the entropy bonus; null: as PPO", "SB3", ge=0)
+    gae_lambda: float | None = setting(1.0, "trace decay of the advantages", "SB3", ge=0, le=1)
     normalize_advantages: bool = setting(False, "zero mean and unit deviation within a minibatch or batch", "SB3")
     learning_rate: float = setting(7e-4, "of the optimizer", "SB3", gt=0)
     optimizer: OptimizerName = setting(

@@ -14,28 +14,23 @@ from fever.config import setting
 class ApexConfig(QLearningSettings):
     """Settings of Ape-X."""
 
-    batch: int = setting(512, "transitions in a gradient step", "Horgan et al. 2018", gt=0)
-    updates: int = setting(
-        4,
-        "gradient steps in one compiled call, on transitions sampled together: more are faster, fewer are fresher",
-        gt=0,
-    )
-    replay_ratio: float = setting(16.0, "transitions learned from for each one added; the paper's run had 0.8", gt=0)
     epsilon_base: float = setting(
         0.4, "epsilon of explorer i of n: epsilon_base^(1 + epsilon_ladder i/(n-1))", "Horgan 2018", gt=0, le=1
     )
     epsilon_ladder: float = setting(7.0, "alpha in the exponent; one explorer: the middle", "Horgan 2018", ge=0)
+    epsilon_steps: int = setting(8000, "environment steps in which epsilons fall from 1 to the ladder", "as DQN", gt=0)
 
 
 class Apex(DQN):
-    """DQN whose explorers have constant epsilons, each another one, instead of a schedule."""
+    """DQN whose explorers come down from epsilon 1 to constant epsilons, each to another one."""
 
     Config = ApexConfig
 
     def epsilons(self) -> np.ndarray:
         config = self.config
         assert isinstance(config, ApexConfig)
-        return epsilon_ladder(config.epsilon_base, config.epsilon_ladder, self.explorers)
+        ladder = epsilon_ladder(config.epsilon_base, config.epsilon_ladder, self.explorers)
+        return 1 + min(1.0, self.steps / config.epsilon_steps) * (ladder - 1)
 
 
 def epsilon_ladder(base: float, alpha: float, explorers: int) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from fever.config import NetworkSettings
+from fever.envs.recovery import RAISE_AT_ONCE, FailureRules
 from fever.envs.source import EnvSource
 from fever.errors import FeverError, TrainingError
 from fever.plugins.network import custom_network
@@ -36,11 +37,12 @@ class Task:
     name: str  # of the environment, for messages
     observation: Description
     action: Description
-    envs: int  # environments per worker
+    envs: int  # environments of each worker (N), which it steps together
     workers: int  # 0: sample in this process
     seed: int
     total_steps: int | None  # environment steps after which schedules end; None: the run has no limit of steps
     stack: int = 1  # frames in an image observation that follow one another, see `Envs.stack`
+    total_envs: int = field(kw_only=True)  # environments of the whole run, as stated: sizes of batches follow from it
 
     def progress(self, steps: int) -> float:
         """The share of the run's steps that are done, 0 to 1; 0 for a run without a limit of steps."""
@@ -54,7 +56,10 @@ class SamplingContext:
     source: EnvSource
     workdir: Path  # parent of the environments' private folders
     generation: int  # how often the run was resumed; seeds the workers' random streams
+    cpus: int | None = None  # cores of its own for every worker; None: workers share them
+    starts_at_once: int = 64  # workers that make their environments at the same time
     gpus: float = 0.0  # share of a GPU for every worker
+    failure_rules: FailureRules = RAISE_AT_ONCE  # how failures of environments are treated
 
 
 class State(NamedTuple):
@@ -153,9 +158,9 @@ def sampler_spec(
 ) -> SamplerSpec:
     """How a worker samples `steps` steps per call. `gamma` discounts the returns that rewards are normalised by; None:
     rewards are not normalised."""
-    return SamplerSpec(
-        place.source, network, task.envs, steps, gamma, task.seed, workdir=place.workdir, gpus=place.gpus
-    )
+    spec = SamplerSpec(place.source, network, task.envs, steps, gamma, task.seed)
+    spec = replace(spec, workdir=place.workdir, failure_rules=place.failure_rules)
+    return replace(spec, cpus=place.cpus, gpus=place.gpus, starts_at_once=place.starts_at_once)
 
 
 def require_finite(metrics: Any, rate: str) -> np.ndarray:

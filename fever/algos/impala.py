@@ -1,7 +1,8 @@
 """IMPALA (Espeholt et al. 2018): samplers that never wait, corrected by V-trace for their older weights; and APPO.
 
 The loop is `Impala.train`, the loss is `Impala._loss`. A batch is the next K fragments from any workers: T steps of B
-environments (B = K times the environments of a worker), learned from in minibatches of whole sequences.
+environments (B = K times the environments of a worker), learned from in minibatches of whole sequences. K is such that
+B is closest to the environments of the whole run, whatever the number of workers.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fever.algos.base import Iteration, SamplingContext, Stopwatch, Task
+from fever.algos.batch import fragments_of
 from fever.algos.on_policy import (
     ActorCriticSettings,
     OnPolicyAlgorithm,
@@ -26,7 +28,7 @@ from fever.algos.returns import explained_variance, normalize_advantages, vtrace
 from fever.config import setting
 from fever.policy import Params
 from fever.sampling.spec import Fragment
-from fever.sampling.stream import LocalStream, RayStream, Stream
+from fever.sampling.stream import AHEAD, LocalStream, RayStream, Stream
 
 STEP_METRICS = (
     "policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "explained_variance", "gradient_norm",
@@ -37,22 +39,32 @@ ROUNDING = 1e-4  # by which ratios of 1 differ between NumPy and XLA
 class ImpalaConfig(ActorCriticSettings):
     """Settings of IMPALA."""
 
-    steps: int = setting(
-        64, "steps of each environment in a fragment (T)", "Espeholt et al. 2018 have 20 and 100", gt=0
+    steps: int = setting(20, "steps of each environment in a fragment (T)", "Espeholt et al. 2018; DMLab: 100", gt=0)
+    fragments: int | None = setting(
+        None, "fragments in a batch; null: as many as have the environments of the whole run", gt=0
     )
-    fragments: int | None = setting(None, "fragments in a batch; null: the number of workers", gt=0)
     minibatches: int = setting(
         4, "gradient steps per pass over a batch, at most: as many as divide its environments", gt=0
     )
     epochs: int = setting(1, "passes over each batch", "Espeholt et al. 2018", gt=0)
-    queue: int = setting(4, "greatest number of batches that wait; beyond it the oldest fragments are dropped", gt=0)
+    queue: int = setting(
+        4,
+        "batches that wait, at most, or one fragment of every worker; beyond it the oldest fragments are dropped",
+        gt=0,
+    )
     max_lag: int = setting(64, "greatest age, in batches, of the weights that a fragment was sampled with", gt=0)
     learning_rate: float = setting(1e-3, "of the optimizer", gt=0)
     trace_decay: float = setting(0.95, "lambda of V-trace", "remark 2 of Espeholt et al. 2018, who have 1", ge=0, le=1)
     delta_limit: float = setting(1.0, "greatest weight of a temporal difference", "rho, Espeholt et al. 2018", gt=0)
     trace_limit: float = setting(1.0, "greatest weight of a trace", "c, Espeholt et al. 2018", gt=0)
     clip: float | None = setting(None, "range of the probability ratio, as in PPO; null: plain policy gradient", gt=0)
-    entropy_coefficient: float = setting(0.001, "weight of the entropy bonus", "Espeholt et al. 2018 have 0.01", ge=0)
+    entropy_coefficient: float = setting(0.01, "weight of the entropy bonus", "Espeholt et al. 2018", ge=0)
+
+    def batch_fixed_by(self) -> str | None:
+        return None if self.fragments is None else "fragments"
+
+    def rows(self, envs: int) -> int:
+        return super().rows(envs) // self.minibatches
 
 
 class APPOConfig(ImpalaConfig):
@@ -73,7 +85,8 @@ class Impala(OnPolicyAlgorithm):
     def __init__(self, config: ImpalaConfig, task: Task) -> None:
         recurrent = {"recurrent": config.recurrent, "recurrent_size": config.recurrent_size}
         super().__init__(config, task, config.max_gradient_norm, **recurrent)
-        self.fragments = config.fragments or max(1, task.workers)
+        self.fragments = config.fragments or fragments_of(task.total_envs, task.workers)
+        self.fragment_steps = config.steps
         self.envs = self.fragments * task.envs  # in a batch
         self.minibatches = max(n for n in range(1, config.minibatches + 1) if self.envs % n == 0)
         self.version = 0  # batches learned from
@@ -85,8 +98,17 @@ class Impala(OnPolicyAlgorithm):
         spaces = task.observation, task.action
         if not task.workers:
             return LocalStream(spec, *spaces, place.generation)
-        room = config.queue * self.fragments
+        room = max(config.queue * self.fragments, task.workers)  # workers of one speed send at the same time
         return RayStream(spec, *spaces, task.workers, place.generation, room, config.max_lag)
+
+    def batch_note(self) -> str | None:
+        workers, lag = self.task.workers, AHEAD * self.task.workers // self.fragments
+        if lag <= self.config.max_lag:
+            return None
+        return (
+            f"{workers} workers make {lag} batches at a time, and fragments older than max_lag={self.config.max_lag} "
+            "batches are dropped; --scale-batch enlarges the batch"
+        )
 
     def train(self, stream: Stream) -> Iterator[Iteration]:
         """The training loop: publish, take the next batch, learn, for ever."""

@@ -36,6 +36,7 @@ from fever.algos.optimizer import (
 )
 from fever.config import setting
 from fever.errors import FeverError
+from fever.files import as_count
 from fever.policy import Network, Params, distribution_for
 from fever.policy.spaces import encoded_shape
 from fever.replay.buffer import Batch, ReplaySpec
@@ -94,6 +95,9 @@ class OffPolicySettings(OptimizerSettings):
         "future", "goals of the copies: reached later in the episode (future) or at its end (final)",
         "Andrychowicz et al. 2017",
     )  # fmt: skip
+
+    def rows(self, envs: int) -> int:
+        return self.batch
 
 
 class OffPolicyAlgorithm(ABC):
@@ -291,7 +295,7 @@ class OffPolicyAlgorithm(ABC):
         """Continue from what `state` and `weights` returned."""
         rest = from_named_arrays("learned", self._rest(), state.arrays)
         self.learned = {**rest, self.acting: jnp.asarray(self.flat.pack(weights))}
-        self.steps, self.updates = state.facts["steps"], state.facts["updates"]
+        self.steps, self.updates = as_count(state.facts["steps"]), as_count(state.facts["updates"])
         self.rng.bit_generator.state = state.facts["rng"]
 
     def take_weights(self, weights: Params, arrays: dict[str, np.ndarray]) -> tuple[list[str], list[str]]:

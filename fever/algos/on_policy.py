@@ -22,6 +22,7 @@ from fever.algos.base import (
     require_finite,
     sampler_spec,
 )
+from fever.algos.batch import fragment_steps, note_of
 from fever.algos.flat_params import FlatParams
 from fever.algos.normalize import Normalizer
 from fever.algos.optimizer import (
@@ -35,6 +36,7 @@ from fever.algos.optimizer import (
 )
 from fever.algos.returns import gae
 from fever.config import setting
+from fever.files import as_count
 from fever.policy import Network, Params, distribution_for
 from fever.sampling.spec import Fragment, SamplerSpec
 from fever.sampling.workers import make_workers
@@ -51,6 +53,13 @@ class OnPolicySettings(OptimizerSettings):
     normalize_advantages: bool = setting(True, "zero mean and unit deviation within a minibatch or batch", "SB3")
     normalize_observations: bool = setting(True, "by running mean and deviation (not images)", "SB3's VecNormalize")
     normalize_rewards: bool = setting(True, "by the running deviation of returns", "SB3's VecNormalize")
+
+    def rows(self, envs: int) -> int:
+        return self.steps * envs
+
+    def batch_fixed_by(self) -> str | None:
+        """The setting that gives batches a size of their own, whatever the environments; None if there is none."""
+        return None
 
 
 class ActorCriticSettings(OnPolicySettings):
@@ -91,7 +100,8 @@ class OnPolicyAlgorithm(ABC):
         """`network` has more fields of the network, for example `recurrent`."""
         require_end(task, config.learning_rate_schedule)
         self.config, self.task = config, task
-        self.fragments = max(1, task.workers)  # in a batch
+        self.fragments = max(1, task.workers)  # in a batch (K)
+        self.fragment_steps = fragment_steps(config.steps, task.total_envs, task.workers)
         log_std = config.log_std if task.action["type"] == "box" else None
         self.network = build_network(config, task, log_std=log_std, **network)
         self.distribution = distribution_for(task.action)
@@ -125,10 +135,14 @@ class OnPolicyAlgorithm(ABC):
             yield Iteration(list(fragments), metrics, stopwatch.seconds)
 
     def sampler_spec(self, place: SamplingContext) -> SamplerSpec:
-        """How workers sample fragments of `config.steps` steps."""
+        """How workers sample fragments of `fragment_steps` steps."""
         config = self.config
         gamma = config.gamma if config.normalize_rewards else None
-        return sampler_spec(place, self.network, self.task, config.steps, gamma)
+        return sampler_spec(place, self.network, self.task, self.fragment_steps, gamma)
+
+    def batch_note(self) -> str | None:
+        """What the user should know before the training, of batches from so many workers."""
+        return note_of(self.config.steps, self.fragment_steps, self.task.workers)
 
     def scheduled(self, value: float, schedule: Schedule) -> float:
         """The value of a setting at this point of the run."""
@@ -159,7 +173,7 @@ class OnPolicyAlgorithm(ABC):
         self.params = jnp.asarray(self.flat.pack(weights))
         self.normalizer.restore(state.arrays)
         for name in self.counters:
-            setattr(self, name, state.facts[name])
+            setattr(self, name, as_count(state.facts[name]))
         self.rng.bit_generator.state = state.facts["rng"]
 
     def take_weights(self, weights: Params, arrays: dict[str, np.ndarray]) -> tuple[list[str], list[str]]:
@@ -173,13 +187,16 @@ class OnPolicyAlgorithm(ABC):
         return [*taken], [name for name in own if name not in taken]
 
 
-def shuffled_minibatches(rng: np.random.Generator, rows: int, size: int, epochs: int) -> np.ndarray:
-    """Which rows go into which gradient step: int32 `[epochs * (rows // size), size]`, shuffled anew for every epoch.
+def shuffled_minibatches(
+    rng: np.random.Generator, rows: int, size: int, epochs: int, count: int | None = None
+) -> np.ndarray:
+    """Which rows go into which gradient step: int32 `[epochs * count, size]`, shuffled anew for every epoch.
 
-    Where `size` does not divide `rows`, every epoch leaves out some rows.
+    `count` minibatches are taken in an epoch, by default all that are whole. The rows beyond are left out of it.
     """
     orders = rng.permuted(np.tile(np.arange(rows, dtype=np.int32), (epochs, 1)), axis=1)
-    return orders[:, : rows // size * size].reshape(-1, size)
+    count = rows // size if count is None else count
+    return orders[:, : count * size].reshape(-1, size)
 
 
 def join_fragments(fragments: list[Fragment]) -> dict[str, np.ndarray]:

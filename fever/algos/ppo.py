@@ -1,7 +1,8 @@
 """Proximal policy optimisation (Schulman et al. 2017), one jitted call per iteration.
 
 The loop is `OnPolicyAlgorithm.train`, the loss is `PPO._loss`; `PPO._update` computes advantages and runs all epochs
-and minibatches on the learner's device. A batch is T steps of B environments (B = environments of all workers).
+and minibatches on the learner's device. A batch is T steps of B environments: `steps` steps of all environments of the
+run, whatever the number of workers, and a few more where they cannot be shared evenly.
 """
 
 from __future__ import annotations
@@ -46,13 +47,33 @@ class PPOConfig(ActorCriticSettings):
         "Schulman et al. 2017, table 5", gt=0,
     )  # fmt: skip
     epochs: int = setting(10, "passes over each batch", "Schulman et al. 2017, table 3", gt=0)
-    gae_lambda: float = setting(0.95, "trace decay of the advantages", "Schulman et al. 2017, table 3", ge=0, le=1)
+    entropy_coefficient: float | None = setting(  # type: ignore[assignment]
+        None, "weight of the entropy bonus; null: 0.01 where actions are discrete, otherwise 0",
+        "Schulman et al. 2017, tables 5 and 3", ge=0,
+    )  # fmt: skip
+    gae_lambda: float | None = setting(
+        None,
+        "trace decay of the advantages; null: 0.98 where actions are discrete and observations no images, else 0.95",
+        "rl-zoo, LunarLander-v3; Schulman et al. 2017, table 3", ge=0, le=1,
+    )  # fmt: skip
     clip: float = setting(0.2, "range of the probability ratio", "Schulman et al. 2017, table 3", gt=0)
     clip_schedule: Schedule = setting("constant", "of clip, as learning_rate_schedule", "SB3")
     value_clip: float | None = setting(None, "range of change of a value prediction; null: none", "SB3", gt=0)
     target_kl: float | None = setting(
         None, "ends an iteration's updates at 1.5 times this KL; null: never", "SB3", gt=0
     )
+
+    def for_task(self, task: Task) -> PPOConfig:
+        """These settings, with numbers in the place of null for `gae_lambda` and `entropy_coefficient`."""
+        continuous, image = task.action["type"] == "box", task.observation["type"] == "image"
+        numbers = {
+            "gae_lambda": 0.95 if continuous or image else 0.98,
+            "entropy_coefficient": 0.0 if continuous else 0.01,
+        }
+        return self.model_copy(update={name: one for name, one in numbers.items() if getattr(self, name) is None})
+
+    def rows(self, envs: int) -> int:
+        return min(self.minibatch or self.steps * envs, self.steps * envs)
 
     def widths(self, image: bool) -> tuple[int, ...]:
         if self.hidden is None and self.recurrent != "none" and not image and self.network is None:
@@ -67,31 +88,35 @@ class PPO(OnPolicyAlgorithm):
     config: PPOConfig
 
     def __init__(self, config: PPOConfig, task: Task) -> None:
+        config = config.for_task(task)
         recurrent = {"recurrent": config.recurrent, "recurrent_size": config.recurrent_size}
         super().__init__(config, task, config.max_gradient_norm, **recurrent)
         require_end(task, config.clip_schedule)
-        batch = config.steps * task.envs * self.fragments
-        self.minibatch = min(config.minibatch or batch, batch)
-        self._check_sizes()
+        recurs = self.network.recurrent != "none"
+        self.minibatch = self.check_batch(config, task.total_envs, recurs)  # steps, as stated
         quick = jax.default_backend() == "cpu" and not self.network.convolutions
         options = {"xla_backend_optimization_level": 1} if quick else None  # compiles a seventh faster, runs as fast
         self._jitted_update = jax.jit(self._update, compiler_options=options)
 
-    def _check_sizes(self) -> None:
-        config, envs = self.config, self.task.envs * self.fragments
+    @classmethod
+    def check_batch(cls, config: PPOConfig, envs: int, recurrent: bool | None = None) -> int:
+        """The steps in a minibatch of a batch from so many environments, those of the whole run. Raises FeverError if
+        the minibatch does not fit. `recurrent`: the network is; None: if the settings say so."""
         batch = config.steps * envs
-        if self.network.recurrent != "none":
-            if self.minibatch % config.steps or envs % (self.minibatch // config.steps):
+        size = min(config.minibatch or batch, batch)
+        if config.recurrent != "none" if recurrent is None else recurrent:
+            if size % config.steps or envs % (size // config.steps):
                 raise FeverError(
-                    f"a recurrent policy learns whole sequences: minibatch={self.minibatch} must be steps="
+                    f"a recurrent policy learns whole sequences: minibatch={size} must be steps="
                     f"{config.steps} times a divisor of the {envs} environments"
                 )
-        elif batch % self.minibatch:
-            fitting = max(size for size in range(1, self.minibatch + 1) if batch % size == 0)
+        elif batch % size:
+            fitting = max(smaller for smaller in range(1, size + 1) if batch % smaller == 0)
             raise FeverError(
-                f"minibatch={self.minibatch} does not divide the batch of {envs} environments x {config.steps} steps"
+                f"minibatch={size} does not divide the batch of {envs} environments x {config.steps} steps"
                 f" = {batch}; minibatch={fitting} does"
             )
+        return size
 
     def learn(self, fragments: list[Fragment]) -> dict[str, float]:
         """One iteration's updates from exactly `self.fragments` fragments. Returns metrics."""
@@ -115,10 +140,11 @@ class PPO(OnPolicyAlgorithm):
 
     def _orders(self) -> np.ndarray:
         """Which columns of `_rows` go into which gradient step: int32 `[epochs * minibatches, columns]`."""
-        config = self.config
-        length = config.steps if self.network.recurrent != "none" else 1  # of a column
-        columns = config.steps * self.task.envs * self.fragments // length
-        return shuffled_minibatches(self.rng, columns, self.minibatch // length, config.epochs)
+        config, task, columns = self.config, self.task, self.task.envs * self.fragments
+        if self.network.recurrent != "none":  # whole sequences
+            return shuffled_minibatches(self.rng, columns, self.minibatch // self.fragment_steps, config.epochs)
+        count = config.steps * task.total_envs // self.minibatch
+        return shuffled_minibatches(self.rng, self.fragment_steps * columns, self.minibatch, config.epochs, count)
 
     def _update(
         self,
@@ -168,6 +194,7 @@ class PPO(OnPolicyAlgorithm):
         """The arrays that minibatches are drawn from, `[L, columns, ...]`: whole sequences (L = T) for a recurrent
         policy, single steps (L = 1) otherwise."""
         config = self.config
+        assert config.gae_lambda is not None  # see `for_task`
         values = values_of(self.network, weights, batch)  # [T+1, B]
         advantages = advantages_of(values, batch, config.gamma, config.gae_lambda)
         rows = {

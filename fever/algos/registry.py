@@ -96,7 +96,7 @@ class Provider(Protocol):
 
     def film(
         self, checkpoint: Checkpoint, source: EnvSource, steps: int, seed: int, deterministic: bool = True
-    ) -> tuple[list[np.ndarray], int, float]:
+    ) -> tuple[list[np.ndarray], float, float]:
         """Frames, frames per second and return of one episode of at most `steps` steps."""
         ...
 

@@ -68,6 +68,12 @@ class TRPOConfig(OnPolicySettings):
     value_learning_rate: float = setting(1e-3, "of the optimizer, which fits the values alone", "sb3-contrib", gt=0)
     gae_lambda: float = setting(0.95, "trace decay of the advantages", "Schulman et al. 2016", ge=0, le=1)
 
+    def batch_fixed_by(self) -> str | None:
+        return None if self.timesteps_per_batch is None else "timesteps_per_batch"
+
+    def rows(self, envs: int) -> int:
+        return self.timesteps_per_batch or super().rows(envs)
+
 
 class TRPO(OnPolicyAlgorithm):
     """Natural policy gradients with a step as long as the trust region allows."""
@@ -92,6 +98,8 @@ class TRPO(OnPolicyAlgorithm):
         self.optimizer_state = self.optimizer.init(jnp.asarray(self.value_flat.pack(params)))
         self.rollouts = self.refused = 0  # episodes played, policy steps refused
         self.rows = 0  # in a batch of episodes, so far
+        if config.timesteps_per_batch is not None:
+            self.fragment_steps = config.steps  # not used: whole episodes are played
         self._jitted_update = jax.jit(self._update)
 
     def start(self, place: SamplingContext) -> Workers | Rollouts:
@@ -118,7 +126,7 @@ class TRPO(OnPolicyAlgorithm):
     def collect(self, pool: Workers | Rollouts) -> list[Fragment]:
         """One batch: a fragment from each worker, or the next whole episodes."""
         if isinstance(pool, Workers):
-            return pool.collect(max(1, self.task.workers))
+            return pool.collect(self.fragments)
         assert self.config.timesteps_per_batch is not None
         return pool.collect(self.rollouts, self.config.timesteps_per_batch)
 
@@ -153,7 +161,9 @@ class TRPO(OnPolicyAlgorithm):
     def _orders(self, batch: Params) -> np.ndarray:
         """Which rows go into which gradient step of the values: int32 `[epochs * minibatches, M]`."""
         config, rows = self.config, batch["rewards"].size
-        return shuffled_minibatches(self.rng, rows, min(config.value_minibatch, rows), config.value_epochs)
+        stated = config.steps * self.task.total_envs if config.timesteps_per_batch is None else rows
+        size = min(config.value_minibatch, stated)
+        return shuffled_minibatches(self.rng, rows, size, config.value_epochs, stated // size)
 
     def _update(
         self, params: Any, optimizer_state: Any, batch: Params, statistics: Params, orders: Any, learning_rate: Any

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -18,9 +18,11 @@ from typing import Any
 
 from fever import layout
 from fever.algos.registry import ALGORITHMS
+from fever.files import user_path
 from fever.job import records
 
 Candidates = list[tuple[str, str]]  # (word, its meaning)
+SAFE_NAME = re.compile(r"\w[\w.+-]*")  # of runs and jobs; a folder may have any name, and shells expand what they get
 
 
 def algorithms(incomplete: str) -> list[str]:
@@ -34,11 +36,20 @@ def algorithms(incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
+def environments(incomplete: str) -> list[str]:
+    """Environments that the zoo has settings for: the first line of its files names them."""
+    files = sorted(Path(__file__).parents[1].glob("zoo/*.yaml"))
+    names = dict.fromkeys(path.read_text().partition("\n")[0].removeprefix("env: ") for path in files)
+    return [name for name in names if name.startswith(incomplete)]
+
+
 def settings(ctx: Any, incomplete: str) -> Candidates:
     """`name=` of every setting of the chosen algorithm."""
     algo = ctx.params.get("algo") or "ppo"
     found = setting_names(algo) if algo in ALGORITHMS or ":" in algo else {}
-    return [(f"{name}=", meaning) for name, meaning in found.items() if name.startswith(incomplete)]
+    return [  # a backslash would undo the quotes in which scripts of older versions put the meaning
+        (f"{name}=", meaning.replace("\\", "")) for name, meaning in found.items() if name.startswith(incomplete)
+    ]
 
 
 def settings_beside_file(ctx: Any, incomplete: str) -> Candidates:
@@ -48,14 +59,18 @@ def settings_beside_file(ctx: Any, incomplete: str) -> Candidates:
 
 def runs(ctx: Any, incomplete: str) -> list[str]:
     """Names of run directories, and `last`."""
-    folder = Path(ctx.params.get("runs") or "runs").expanduser()
-    names = sorted(path.parent.name for path in folder.glob(f"*/{layout.CONFIG}"))
-    return [name for name in [*names, "last"] if name.startswith(incomplete)]
+    folder = user_path(ctx.params.get("runs") or "runs")
+    return _offered((path.parent.name for path in folder.glob(f"*/{layout.CONFIG}")), incomplete)
 
 
 def jobs(incomplete: str) -> list[str]:
     """Names of this user's jobs, and `last`."""
-    names = sorted(path.stem for path in records("jobs").glob("*.json"))
+    return _offered((path.stem for path in records("jobs").glob("*.json")), incomplete)
+
+
+def _offered(found: Iterable[str], incomplete: str) -> list[str]:
+    """Those of the names of files and folders that mean nothing to a shell, and `last`."""
+    names = sorted(name for name in found if SAFE_NAME.fullmatch(name))
     return [name for name in [*names, "last"] if name.startswith(incomplete)]
 
 
@@ -134,7 +149,8 @@ def _source(module: str) -> Path | None:
 
 
 def mend_scripts() -> None:
-    """Change Typer's scripts for bash and zsh: no space after `name=`, and in zsh the first TAB completes, too."""
+    """Change Typer's scripts for bash and zsh: no space after `name=`. In zsh the first TAB completes, too, and what is
+    offered is data: Typer's own script evaluates it. Of fish's answer, one `word TAB meaning` a line, zsh reads it."""
     from typer._completion_shared import _completion_scripts as scripts
 
     scripts["bash"] = scripts["bash"].replace(
@@ -143,14 +159,24 @@ def mend_scripts() -> None:
     scripts["zsh"] = ZSH
 
 
-ZSH = """
+ZSH = r"""
 #compdef %(prog_name)s
 
 %(complete_func)s() {
-  local reply=$(env _TYPER_COMPLETE_ARGS="${words[1,$CURRENT]}" %(autocomplete_var)s=complete_zsh %(prog_name)s)
-  local -a no_space=(-S '')
-  [[ $reply == *'="'* ]] && reply=${reply/_arguments/_arguments -O no_space}
-  eval $reply
+  local line word
+  local -a plain settings
+  for line in "${(@f)$(env _TYPER_COMPLETE_FISH_ACTION=get-args _TYPER_COMPLETE_ARGS="${words[1,$CURRENT]}" \
+      %(autocomplete_var)s=complete_fish %(prog_name)s)}"; do
+    [[ -z $line ]] && continue
+    word=${line%%%%$'\t'*}
+    [[ $line == *$'\t'* ]] && line=${word//:/\\:}:${line#*$'\t'} || line=${word//:/\\:}
+    [[ $word == *= ]] && settings+=("$line") || plain+=("$line")
+  done
+  if (( $#plain + $#settings )); then
+    _describe '' plain -- settings -S ''
+  else
+    _files
+  fi
 }
 
 compdef %(complete_func)s %(prog_name)s

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Annotated, Any
 
 import typer
 
 from fever.cli import completion
 from fever.errors import FeverError
+from fever.text import one_line, say
 
 commands = typer.Typer()
 JobName = Annotated[
@@ -39,8 +41,9 @@ def _place(annotation: Any, help: str, *names: str) -> Any:
 PLACE = {  # options of all commands that can run elsewhere, named like the settings of a target
     "on": On,
     "nodes": _place(int | None, "Number of machines.  \\[default: 1]"),
+    "hosts": _place(int | None, "Number of a cluster's hosts to use.  \\[default: all]"),
     "cpus_per_node": _place(int | None, "Cores of each machine.  \\[default: all]"),
-    "time": _place(str | None, "The job's time limit: 20m, 2h."),
+    "time": _place(str | None, "The job's time limit: 20m, 2h, or as for the scheduler: 1:30:00."),
     "account": _place(str | None, "Account that is charged."),
     "partition": _place(str | None, "Partition or queue."),
     "qos": _place(str | None, "Quality of service."),
@@ -50,6 +53,19 @@ PLACE = {  # options of all commands that can run elsewhere, named like the sett
     "dry_run": _place(bool | None, "Print the job's script and submit nothing.", "--dry-run"),
     "detach": _place(bool | None, "Submit, and return without following the log.", "--detach"),
 }
+
+
+def with_gpus(place: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """The place with the GPUs of `--num-gpus`, an option of the former `rllib train`, if its kind asks for GPUs."""
+    gpus = options.get("num_gpus", 0)
+    if "on" not in place or "gpus" in place:
+        return place
+    if not 0 <= gpus < math.inf:
+        raise FeverError(f"--num-gpus {gpus} cannot be used: must be a number, 0 or more")
+    from fever.launch.targets import find_kind, load_target
+
+    asks = "learner" in find_kind(load_target(place["on"], {}).kind).model_fields
+    return {**place, "gpus": math.ceil(gpus)} if asks and gpus else place
 
 
 def leave_for(config: Any, place: dict[str, Any], quiet: bool, as_json: bool, run: Any = None) -> None:
@@ -73,11 +89,11 @@ def jobs(as_json: Json = False) -> None:
 
     rows = [job.describe() for job in list_jobs()]
     if as_json:
-        print(json.dumps(rows))
+        say(json.dumps(rows))
     elif not rows:
-        print("there are no jobs; start one with: fever train CartPole-v1 --on slurm")
+        say("there are no jobs; start one with: fever train CartPole-v1 --on slurm")
     for row in rows if not as_json else ():
-        print(f"{row['job']:16} {row['state']:8} {row['reason']:24} {row['run']}")
+        say(one_line(f"{row['job']:16} {row['state']:8} {row['reason']:24} {row['run']}"))
 
 
 @commands.command(rich_help_panel="Other machines")
@@ -94,9 +110,9 @@ def logs(
         raise typer.Exit(following.show(found, log=True))
     following.refresh(found)
     if found.log.is_file():
-        print(found.log.read_text(errors="replace"), end="")
+        say(found.log.read_text(errors="replace"), end="")
     else:
-        print(f"{found.name} has no log yet: it is {found.state()[0]}")
+        say(f"{found.name} has no log yet: it is {found.state()[0]}")
 
 
 @commands.command(rich_help_panel="Other machines")
@@ -106,4 +122,4 @@ def stop(
     """Stop a job after it has saved a checkpoint."""
     from fever.launch import jobs
 
-    print(jobs.stop(jobs.find_job(job), now))
+    say(jobs.stop(jobs.find_job(job), now))

@@ -12,6 +12,8 @@ import typer
 
 from fever.cli.jobs import JobName, Json
 from fever.errors import FeverError
+from fever.files import user_path
+from fever.text import format_bytes, one_line, say
 
 commands = typer.Typer()
 ClusterFile = Annotated[str, typer.Argument(metavar="FILE", help="The cluster's YAML file, with kind: ssh or aws.")]
@@ -30,8 +32,8 @@ def load_cluster(file: str, **options: Any) -> Any:
     return target
 
 
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+def tell(text: str) -> None:
+    say(text, sys.stderr)
 
 
 @commands.command(rich_help_panel="Other machines")
@@ -40,37 +42,48 @@ def up(
     min_hosts: Annotated[
         int | None, typer.Option(help="Least number of hosts that must come up.  \\[default: 1]")
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Of kind: aws, show what would be made and its price, and make nothing.")
+    ] = False,
 ) -> None:
     """Start a cluster: Ray on every host that is not part of it yet."""
-    record = load_cluster(file, min_hosts=min_hosts).up(file, say)
+    if dry_run:
+        from fever.launch.clusters.record import record_folder
+
+        target = load_cluster(file, min_hosts=min_hosts)
+        for line in target.plan(record_folder(str(target.name))):
+            say(line)
+        return
+    record = load_cluster(file, min_hosts=min_hosts).up(file, tell)
     cores = [count for count in record.hosts.values() if count]
     size = f"{len(cores)} hosts, {sum(cores)} cores" if cores else "workers follow"
-    print(f"{record.name} is up: {size}; train with: fever train ENV --on {file}")
+    say(f"{record.name} is up: {size}; train with: fever train ENV --on {file}")
 
 
 @commands.command(rich_help_panel="Other machines")
 def status(file: ClusterFile, as_json: Json = False) -> None:
     """Show a cluster: hosts, cores in use, jobs, hours since it was started, cost."""
+    from fever.launch.aws.cost import describe_bill
     from fever.launch.clusters.record import require_record
     from fever.launch.clusters.status import describe
 
     record = require_record(load_cluster(file), file)
     described = describe(record)
     if as_json:
-        print(json.dumps(described))
+        say(json.dumps(described))
         return
-    print(f"{record.name}: up for {described['hours']:.1f} h, head {record.head}")
+    say(f"{record.name}: up for {described['hours']:.1f} h, head {record.head}")
     for row in described["hosts"]:
         busy = f"{row['busy']:.1f} of {row['cores']} cores in use" if row["state"] == "up" else row["reason"]
-        print(f"  {row['host']:20} {row['state']:8} {busy}")
+        say(one_line(f"  {row['host']:20} {row['state']:8} {busy}"))
     for row in described["jobs"]:
-        print(f"  {row['job']:20} {row['state']:8} {row['reason']:24} {row['run']}")
+        say(one_line(f"  {row['job']:20} {row['state']:8} {row['reason']:24} {row['run']}"))
     if cost := described["cost"]:
         for row in cost["instances"]:
             price = f"{row['price']:.3f} USD/h" if row["price"] is not None else "price unknown"
             spot = ", spot" if row["spot"] else ""
-            print(f"  {row['id']:20} {row['state']:8} {row['type']}{spot}, {row['hours']:.1f} h, {price}")
-        print(f"  about {cost['estimate']:.2f} USD so far, by prices of {cost['prices']} ({cost['note']})")
+            say(f"  {row['id']:20} {row['state']:8} {row['type']}{spot}, {row['hours']:.1f} h, {price}")
+        say(f"  so far {describe_bill(cost)}")
 
 
 @commands.command(rich_help_panel="Other machines")
@@ -79,30 +92,56 @@ def down(
     force: Annotated[
         bool, typer.Option("--force", help="Shut down even if results cannot be fetched; they are lost.")
     ] = False,
+    purge: Annotated[
+        bool,
+        typer.Option(
+            "--purge",
+            help="Of ssh hosts, also remove the cluster's Python environments, those unused for 30 days, and copies of "
+            "runs that are here. Also of a cluster that is down.",
+        ),
+    ] = False,
 ) -> None:
     """Shut a cluster down: fetch the results that are missing here, stop everything, report what is left."""
     from fever.launch.clusters import base
-    from fever.launch.clusters.jobs import fetch_all, jobs_of
+    from fever.launch.clusters.jobs import fetch_all
     from fever.launch.clusters.record import find_record, require_record
 
-    target = load_cluster(file)
-    if find_record(str(target.name)) is None and (left := target.down_unfinished(say, force)) is not None:
-        _say_left(left, f"fever down {file}", force)
-        return
-    record = require_record(target, file)
-    fetch_all(record, say, force)
-    copies = bool(jobs_of(record)) and target.keeps_runs
-    left = base.down(record, say, force)
-    _say_left(left, f"fever down {file}", force)
-    if copies:
-        print(f"{record.head}: copies of the runs remain in {record.runs}; remove them when you like")
-    print(f"{record.name} is down after {(time.time() - record.began) / 3600:.1f} h")
+    target, record = load_cluster(file), None
+    if purge and not target.keeps_runs:
+        raise FeverError(f"--purge is for ssh hosts; of kind: {target.kind}, fever down leaves nothing")
+    again = f"fever down {file}"
+    if find_record(str(target.name)) is None and (left := target.down_unfinished(tell, force)) is not None:
+        _say_left(left, {}, again, force)
+    elif not purge or find_record(str(target.name)) is not None:
+        record = require_record(target, file)
+        fetch_all(record, tell, force)
+        bill = _bill(record)
+        left = base.down(record, tell, force)
+        stays = record.target.describe_remains(record, [host for host, things in left.items() if not things])
+        _say_left(left, stays, again, force)
+        if any(stays.values()) and not purge:
+            say(f"{again} --purge removes its environments, those unused for 30 days, and copies of runs that are here")
+        say(f"{record.name} is down after {(time.time() - record.began) / 3600:.1f} h{bill}")
+    if purge and (kept := (record.target if record else target).purge(record, say)):
+        raise FeverError(f"not everything could be removed: {'; '.join(kept)}")
 
 
-def _say_left(left: dict[str, list[str]], again: str, force: bool = False) -> None:
+def _bill(record: Any) -> str:
+    """What a cluster has cost, if it costs anything; what is unknown of that keeps no cluster up."""
+    from fever.launch.aws.cost import describe_bill
+
+    try:
+        cost = record.target.describe_cost(record)
+    except (FeverError, OSError) as error:
+        return f"; what it cost is unknown: {error}"
+    return f"; it cost {describe_bill(cost)}" if cost else ""
+
+
+def _say_left(left: dict[str, list[str]], stays: dict[str, list[str]], again: str, force: bool) -> None:
     """Print what is left of a cluster; raises FeverError if anything is, unless it is given up by `force`."""
     for host, things in left.items():
-        print(f"{host}: {'stopped, nothing is left' if not things else 'left: ' + ', '.join(things)}")
+        but = f" but {', '.join(stays[host])}" if stays.get(host) else ""
+        say(f"{host}: {f'stopped, nothing is left{but}' if not things else 'left: ' + ', '.join(things)}")
     if any(left.values()) and not force:
         raise FeverError(
             f"the cluster is only partly down; run {again} again when its hosts answer, or add --force to forget them"
@@ -126,7 +165,7 @@ def policy(
     """Print the least permissions that your AWS user needs, as an IAM policy."""
     from fever.launch.aws.config import policy
 
-    print(json.dumps(policy(region), indent=2))
+    say(json.dumps(policy(region), indent=2))
 
 
 @aws_commands.command()
@@ -142,11 +181,11 @@ def leftovers(
 
     found = find_leftovers(region)
     for row in found:
-        print(row)
+        say(str(row))
     chosen = [row for row in found if running or not row.running]
     if not chosen:
         rest = "; --running removes what is running, too" if found else ""
-        print(f"nothing is left in {region} of clusters that have ended{rest}")
+        say(f"nothing is left in {region} of clusters that have ended{rest}")
         return
     what = "running instances included" if any(row.running for row in chosen) else "none of them running"
     if not yes and not sys.stdin.isatty():
@@ -157,7 +196,7 @@ def leftovers(
         return
     left = remove_leftovers(chosen)
     for row in left:
-        print(f"still there: {row}")
+        say(f"still there: {row}")
     if left:
         raise typer.Exit(1)
 
@@ -181,22 +220,21 @@ def fetch(
     from fever.launch import jobs
     from fever.launch.clusters import link as remote
     from fever.launch.clusters.ssh import Unreachable
-    from fever.text import format_bytes
 
     found = jobs.find_job(job)
     if (target := found.target) is None or not target.is_remote:
         raise FeverError(f"{found.name} needs no fetch: its run directory is on a shared file system, {found.run}")
     if found.home and to is None:
-        print(f"{found.run}: all of it is here, verified")
+        say(f"{found.run}: all of it is here, verified")
         return
-    where = (to.expanduser().resolve() / found.run.name) if to else None
+    where = (user_path(to).resolve() / found.run.name) if to else None
     with remote.connect(found) as connection:
         try:
             state, _ = connection.state(found)
         except Unreachable:  # Ray is dead there, but files may still be readable
             state = "unknown"
         moved = connection.sync(found, where)
-    print(f"{where or found.run}: {format_bytes(moved)} copied, verified; the job is {state.lower()}")
+    say(f"{where or found.run}: {format_bytes(moved)} copied, verified; the job is {state.lower()}")
 
 
 @commands.command(rich_help_panel="Other machines")
@@ -207,7 +245,7 @@ def tunnel(
         typer.Option(min=1, max=65535, help="Local port for Ray's dashboard.  \\[default: 8265 or a free one]"),
     ] = None,
 ) -> None:
-    """Forward a cluster's Ray dashboard, TensorBoard and runs to this machine, until Ctrl-C."""
+    """Show a cluster's runs, Ray dashboard and TensorBoard on this machine, until Ctrl-C."""
     from fever.launch.clusters.record import require_record
     from fever.launch.clusters.tunnel import open_tunnel
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import typer
 
 from fever.cli import completion
 from fever.errors import FeverError
+from fever.text import say, shorten
 
 if TYPE_CHECKING:
     from fever.config import RunConfig
@@ -34,10 +36,18 @@ CHECKPOINTS = {
     "checkpoint_every": _option(str, "Time between checkpoints: 30s, 10m.  \\[default: 10s]"),
     "checkpoint_keep": _option(int, "Number of latest checkpoints to keep, besides the best.  \\[default: 3]"),
 }
+FAILING = {  # what is done about environments that fail
+    "step_timeout": _option(str, "Time limit for one step of an environment: 30s. One that hangs is made anew."),
+    "reset_timeout": _option(str, "Time limit for one reset of an environment: 2m. One that hangs is made anew."),
+    "max_env_failures": _option(
+        int, "Failed environments are made anew; more failures in an hour end the run.  \\[default: 100]"
+    ),
+}
 WATCHING = {  # what else is called while a run trains
     "callback": _option(
         list[str], 'Callback of your own: module:Name, or module:Name={"size": 3}; repeatable.', "--callback"
     ),
+    "video_every": _option(str, "Film an episode after every so many environment steps: 100k, 1M."),
     "log": _option(list[str], "Experiment tracker: wandb or mlflow; repeatable.", "--log"),
 }
 EVALUATION = {  # of the policy, while it trains
@@ -73,18 +83,33 @@ RUN = {  # what is trained
         autocompletion=completion.runs,
     ),
     "workers": _option(
-        str, "Sampler processes; 0: this process, auto: measure, all: one per core.  \\[default: 0; with --on: all]"
+        str,
+        "Sampler processes; 0: this process, auto: measure, all: one per core, ranks: one per rank.  "
+        "\\[default: 0; with --on or --cpus-per-worker: all]",
     ),
-    "envs": _option(int, "Environments per worker.  \\[default: 8]"),
+    "envs": _option(int, "Environments of the whole run, which workers share.  \\[default: 8]"),
+    "scale_batch": _option(
+        bool, "Give every worker that many environments; batch and learning rate grow.", "--scale-batch"
+    ),
+    "preset": _option(
+        bool,
+        "Take the zoo's settings for this environment and algorithm: fever zoo.  \\[default: preset]",
+        "--preset/--no-preset",
+    ),
+    "starts_at_once": _option(int, "Workers that make their environments at the same time.  \\[default: 64]"),
     "seed": _option(int, "Seed that all random streams are derived from.  \\[default: 0]"),
     "env_kwargs": _option(str, "The environment's keyword arguments, as a JSON object."),
     **STOP,
     **CHECKPOINTS,
+    **FAILING,
     **WATCHING,
     **EVALUATION,
     "runs": _option(str, "Folder of run directories.  \\[default: runs]", envvar="FEVER_RUNS"),
     "name": _option(str, "Name of the run directory."),
     "device": _option(str, "Where the learner runs: auto, cpu or gpu.  \\[default: auto]"),
+    "cpus_per_worker": _option(
+        int, "Cores of its own for each worker, its threads and child processes.  \\[default: 1, shared]"
+    ),
     "gpus_per_worker": _option(float, "Share of a GPU for each worker's environments.  \\[default: 0]"),
     "file": _option(str, "YAML file with any of these, or a file of the former `rllib train`.", "-f", "--file"),
 }
@@ -125,6 +150,10 @@ SEARCH = {  # further options of `tune`
     "seeds": _option(int, "Runs of every trial, with consecutive seeds.  \\[default: 1]"),
     "parallel": _option(int, "Trials at the same time.  \\[default: one for each core]"),
 }
+SEVERAL = {  # further options of `train`, for runs that differ in their seed only
+    "seeds": _option(int, "Train with this many consecutive seeds, side by side, and draw one curve with its band."),
+    "parallel": _option(int, "With --seeds: runs at the same time.  \\[default: as many as the cores allow]", min=1),
+}
 
 
 def gathers(argument: str, options: dict[str, Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -153,6 +182,7 @@ def read_options(
     """Values of a configuration and of its search, from a file and from the options, which override the file."""
     words = {name.removeprefix("old_"): options[name] for name in OLD if name in options}
     values: dict[str, Any] = {}
+    understood: dict[str, Any] = {}
     search: dict[str, Any] = {}
     assignments = list(options.get("settings", ()))
     env = options.get("env")
@@ -172,9 +202,11 @@ def read_options(
     given = {FIELDS.get(name, name): options[name] for name in RUN if name in options and name not in skipped}
     given |= {"env": env} if env is not None else {}
     given |= {"workers": workers(given["workers"])} if "workers" in given else {}
-    given |= {"env_kwargs": json_object(given["env_kwargs"], "--env-kwargs")} if "env_kwargs" in given else {}
+    if "env_kwargs" in given:
+        given["env_kwargs"] = {**understood.get("env_kwargs", {}), **json_object(given["env_kwargs"], "--env-kwargs")}
     given |= evaluation({name: given[name] for name in EVALUATION if name in given}, values)
     values |= given
+    _name_currently(values, hint)
     space, assigned = _divide(assignments, command)
     search["space"] = {**search.get("space", {}), **space}
     stop = stop_rules(options)
@@ -188,13 +220,28 @@ def read_options(
     return values, search
 
 
+def _name_currently(values: dict[str, Any], hint: Callable[[str], None]) -> None:
+    """Give an old id its current name and arguments, and refuse an algorithm that RLlib no longer has."""
+    from fever.envs.old_ids import find_current
+
+    env, algo = values.get("env"), values.get("algo")
+    if isinstance(env, str) and (current := find_current(env)) is not None:
+        arguments = {**current.arguments, **_mapping(values, "env_kwargs", env)}
+        values |= {"env": current.id} | ({"env_kwargs": arguments} if arguments else {})
+        hint(current.note)
+    if isinstance(algo, str) and algo.startswith("rllib:"):
+        from fever.rllib.legacy.translate import refuse_removed
+
+        refuse_removed(algo.removeprefix("rllib:"), f"--algo {algo}")
+
+
 def configuration(options: dict[str, Any], command: str, quiet: bool, elsewhere: bool) -> RunConfig:
     """The configuration that the options of `train` or `tune` describe."""
     from fever.config import RunConfig, validate
 
     def hint(sentence: str) -> None:
         if not quiet:
-            print(f"fever: {sentence}", file=sys.stderr)
+            say(f"fever: {sentence}", sys.stderr)
 
     values, found = read_options(options, command, hint)
     where = options.get("file", f"fever {command}")
@@ -243,14 +290,14 @@ def _read_file(
     from fever.config import load_yaml
     from fever.rllib.legacy.files import is_old_yaml, read_experiment
 
-    path, _, experiment = name.rpartition(":") if not Path(name).exists() and ":" in name else (name, "", None)
+    path, _, experiment = name.rpartition(":") if not os.path.exists(name) and ":" in name else (name, "", None)
     values = load_yaml(Path(path))
     if not is_old_yaml(values):
         return values, {}, env
     values, search, notes = read_experiment(values, path, experiment, env)
     for note in notes:
         hint(note)
-    return values, search, None
+    return {"preset": False, **values}, search, None  # what it leaves out is RLlib's default, not the zoo's
 
 
 def _says_workers(values: dict[str, Any]) -> bool:
@@ -296,19 +343,19 @@ def evaluation(given: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
 
 def workers(text: str) -> int | str:
     """The value of `--workers`."""
-    if text in ("auto", "all"):
+    if text in ("auto", "all", "ranks"):
         return text
     try:
         return int(text)
     except ValueError:
-        raise FeverError(f"--workers {text}: must be a whole number, auto or all") from None
+        raise FeverError(f"--workers {text}: must be a whole number, auto, all or ranks") from None
 
 
 def json_object(text: str, option: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError as error:
-        raise FeverError(f"{option} {text}: not JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise FeverError(f"{option} {shorten(text, 1000)}: not JSON: {error}") from None
     if not isinstance(value, dict):
         raise FeverError(f'{option} {text}: must be a JSON object such as {{"size": 5}}')
     return value

@@ -20,7 +20,7 @@ from fever.algos.optimizer import named_arrays
 from fever.errors import FeverError, TrainingError
 from fever.replay.buffer import Batch
 from fever.runs.run import Run
-from fever.training.trainer import resume
+from fever.training.resume import resume
 from tests.environments import IdentityEnv
 from tests.factories import make_task
 from tests.helpers import same_arrays
@@ -257,7 +257,13 @@ def test_apex_has_the_ladder_over_all_its_explorers() -> None:
     apex = make(Apex)
     apex.explorers, apex.steps = 8, 10**6
     np.testing.assert_allclose(apex.epsilons(), 0.4 ** (1.0 + np.arange(8)))
-    assert make(Apex, epsilon_base=0.5, epsilon_ladder=1.0).epsilons().tolist() == [0.5, 0.25]
+
+
+def test_apex_comes_down_to_its_ladder_from_actions_at_random() -> None:
+    apex = make(Apex, epsilon_base=0.5, epsilon_ladder=1.0, epsilon_steps=100)
+    for steps, epsilons in ((0, [1, 1]), (50, [0.75, 0.625]), (100, [0.5, 0.25]), (10**6, [0.5, 0.25])):
+        apex.steps = steps
+        np.testing.assert_allclose(apex.epsilons(), epsilons)
 
 
 # What is refused, and switches.

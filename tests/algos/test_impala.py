@@ -274,8 +274,8 @@ def test_every_epoch_is_a_permutation_of_the_environments(minibatches: int, widt
 
 def test_it_does_not_matter_in_how_many_fragments_a_batch_comes() -> None:
     settings = {"recurrent": "lstm", "minibatches": 2}
-    one, two = make(**settings), make(envs=2, workers=2, **settings)
-    four = make(envs=1, workers=2, fragments=4, **settings)
+    one, two = make(**settings), make(workers=2, **settings)
+    four = make(envs=2, workers=2, fragments=4, **settings)
     whole = collect(one)
     metrics = one.learn([whole])
     for other, parts in ((two, 2), (four, 4)):
@@ -289,8 +289,8 @@ def test_it_does_not_matter_in_how_many_fragments_a_batch_comes() -> None:
     ("settings", "expected"),
     [
         ({"minibatches": 3}, 2),
-        ({"minibatches": 4, "envs": 2, "workers": 3}, 3),
-        ({"minibatches": 4, "envs": 1, "workers": 3, "fragments": 5}, 1),
+        ({"minibatches": 4, "envs": 6, "workers": 3}, 3),
+        ({"minibatches": 4, "envs": 3, "workers": 3, "fragments": 5}, 1),
     ],
 )
 def test_there_are_as_many_minibatches_as_divide_a_batch(settings: dict[str, Any], expected: int) -> None:
@@ -321,7 +321,7 @@ class Canned(Stream):
 
 
 def test_the_loop_publishes_every_version_and_says_how_old_its_experience_is() -> None:
-    impala = make(envs=2, workers=2)
+    impala = make(workers=2)
     impala.version = 10  # of a run that was resumed
     canned = Canned(collect(impala), [[0, 0], [1, 4], [3, 2]])
     rows = []

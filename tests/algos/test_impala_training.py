@@ -11,7 +11,7 @@ import pytest
 import fever
 from fever.algos.impala import STEP_METRICS
 from fever.runs.evaluate import evaluate, source_of
-from fever.training.trainer import resume
+from fever.training.resume import resume
 from tests.environments import ImageEnv, MaskedEnv, NextStepMasked
 from tests.helpers import SEEDS
 
@@ -65,6 +65,7 @@ def test_cartpole_is_solved_by_appo(tmp_path: Path) -> None:
     assert evaluate(result.run.checkpoint("last"), source_of(result.run), episodes=10).returns.mean() > 400
 
 
+@pytest.mark.slow
 def test_cartpole_is_learned_by_impala_with_workers(tmp_path: Path) -> None:
     stop = {"reward": 300, "steps": 500_000}  # how old experience is depends on how busy the machine is
     result = train("CartPole-v1", "impala", tmp_path, workers=2, stop=stop)

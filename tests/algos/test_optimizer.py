@@ -110,9 +110,9 @@ def test_schedules(schedule: Schedule, values: list[float]) -> None:
 
 
 def test_progress_is_the_share_of_steps() -> None:
-    task = Task("a test", {}, {}, envs=1, workers=0, seed=0, total_steps=200)
+    task = Task("a test", {}, {}, envs=1, total_envs=1, workers=0, seed=0, total_steps=200)
     assert [task.progress(steps) for steps in (0, 50, 200, 300)] == [0, 0.25, 1, 1]
-    endless = Task("a test", {}, {}, envs=1, workers=0, seed=0, total_steps=None)
+    endless = Task("a test", {}, {}, envs=1, total_envs=1, workers=0, seed=0, total_steps=None)
     assert endless.progress(50) == 0
 
 
@@ -121,7 +121,7 @@ def test_a_checkpoint_of_another_optimizer_is_refused() -> None:
         {"type": "box", "shape": [2], "dtype": "float32"},
         {"type": "discrete", "sizes": [2], "starts": [0], "shape": []},
     )
-    task = Task("a test", observation, action, envs=1, workers=0, seed=0, total_steps=None)
+    task = Task("a test", observation, action, envs=1, total_envs=1, workers=0, seed=0, total_steps=None)
     ppo, start = PPO(PPOConfig(steps=2, hidden=(4,)), task), PPO(PPOConfig(steps=2, hidden=(4,)), task).weights()
     state, size = ppo.state(), ppo.flat.size
     old = {

@@ -14,12 +14,10 @@ from fever.algos.normalize import Moments
 from fever.algos.on_policy import values_of
 from fever.algos.ppo import PPO, PPOConfig
 from fever.algos.returns import gae
-from fever.config import RunConfig
 from fever.envs.source import EnvSource
 from fever.errors import FeverError, TrainingError
 from fever.sampling.spec import Fragment, SamplerSpec
 from fever.sampling.workers import LocalWorkers
-from fever.training import setup as prepare
 from tests.environments import CounterEnv, IdentityEnv, ImageEnv, NextStepCounters, SameStepCounters
 from tests.factories import make_sampler, make_task, share_compiled
 from tests.helpers import changed, split, with_other_phantoms
@@ -47,7 +45,7 @@ def make(
 
 def collect(ppo: PPO, target: Any = CounterEnv, seed: int = 0, skip: int = 1) -> Fragment:
     """A fragment of all the environments of a batch; not the very first, so that recurrent states are not zero."""
-    sampler = make_sampler(ppo, target, ppo.task.envs * ppo.fragments, seed=seed)
+    sampler = make_sampler(ppo, target, ppo.task.total_envs, seed=seed)
     return [sampler.sample(ppo.weights()) for _ in range(skip + 1)][-1]
 
 
@@ -75,6 +73,24 @@ def test_a_minibatch_larger_than_the_batch_is_all_of_it() -> None:
 
 
 @pytest.mark.parametrize(
+    ("target", "trace", "entropy"),
+    [(EnvSource("CartPole-v1"), 0.98, 0.01), (EnvSource("Pendulum-v1"), 0.95, 0.0), (ImageEnv, 0.95, 0.01)],
+)
+def test_trace_and_entropy_bonus_depend_on_the_spaces_unless_they_are_set(
+    target: Any, trace: float, entropy: float
+) -> None:
+    task = make_task(target, 2)
+
+    def found(**settings: float) -> tuple[float | None, float | None]:
+        config = PPO(PPOConfig(hidden=(4,), **settings), task).config  # type: ignore[arg-type]
+        return config.gae_lambda, config.entropy_coefficient
+
+    assert found() == (trace, entropy)
+    assert found(entropy_coefficient=0.0) == (trace, 0.0)
+    assert found(gae_lambda=0.0) == (0.0, entropy)
+
+
+@pytest.mark.parametrize(
     ("core", "minibatch", "columns", "width"),
     [("none", 16, 32, 16), ("none", 32, 32, 32), ("none", 1, 32, 1), ("lstm", 16, 4, 2), ("gru", 8, 4, 1)],
 )
@@ -89,7 +105,7 @@ def test_every_epoch_is_a_permutation_of_the_batch(core: str, minibatch: int, co
 
 @recurrent
 def test_it_does_not_matter_in_how_many_fragments_a_batch_comes(core: str) -> None:
-    one, two = make(envs=4, recurrent=core), make(envs=2, workers=2, recurrent=core)
+    one, two = make(recurrent=core), make(workers=2, recurrent=core)
     whole = collect(one)
     before = one.weights()
     metrics = one.learn([whole])
@@ -107,7 +123,7 @@ def test_it_does_not_matter_in_how_many_fragments_a_batch_comes(core: str) -> No
             {"minibatch": 15},
             "minibatch=15 does not divide the batch of 4 environments x 8 steps = 32; minibatch=8 does",
         ),
-        ({"minibatch": 10, "workers": 3}, "batch of 12 environments x 8 steps = 96; minibatch=8 does"),
+        ({"minibatch": 10, "workers": 3}, "batch of 4 environments x 8 steps = 32; minibatch=8 does"),
         (
             {"recurrent": "lstm", "minibatch": 4},
             "whole sequences: minibatch=4 must be steps=8 times a divisor of the 4",
@@ -356,15 +372,6 @@ def test_one_seed_gives_one_training_and_another_seed_another() -> None:
     there.learn([fragment])
     assert_same_weights(here, there)
     assert differ(here, other)
-
-
-@pytest.mark.parametrize(("core", "small"), [("none", True), ("lstm", False)])
-def test_a_wide_memory_is_learned_on_all_threads(monkeypatch: pytest.MonkeyPatch, core: str, small: bool) -> None:
-    limit = Mock()
-    monkeypatch.setattr(prepare, "limit_learner_threads", limit)
-    settings = {"recurrent": core, "recurrent_size": 512, "minibatch": 128}
-    prepare.prepare(RunConfig(env="CartPole-v1", settings=settings), EnvSource("CartPole-v1"), print)
-    limit.assert_called_once_with(small)
 
 
 def test_gradients_of_images_in_chunks_add_up_to_those_of_the_minibatch(monkeypatch: pytest.MonkeyPatch) -> None:

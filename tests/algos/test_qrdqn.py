@@ -13,7 +13,7 @@ import pytest
 
 import fever.algos.dqn
 from fever.algos.qrdqn import QRDQN, quantile_losses
-from fever.training.trainer import resume
+from fever.training.resume import resume
 from tests.algos.test_dqn import draw, learn, part, weights
 from tests.algos.test_dqn import make as make_dqn
 from tests.algos.test_dqn import train as train_dqn

@@ -22,7 +22,7 @@ from fever.errors import FeverError
 from fever.runs.evaluate import evaluate, source_of
 from fever.sampling.rollouts import LocalRollouts
 from fever.sampling.spec import Episode, Fragment
-from fever.training.trainer import resume
+from fever.training.resume import resume
 from tests.algos.trpo_reference import (
     Batch,
     assert_same,
