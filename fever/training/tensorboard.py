@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import http.client
 import os
+import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,9 +19,9 @@ from fever.errors import FeverError
 from fever.system import end, start
 from fever.training.callbacks import Callback, TrainingInfo
 
-PORT = 6006  # TensorBoard's usual one
-START_SECONDS = 120.0  # for it to answer
-LOOK_SECONDS = 0.25  # between two questions whether it does
+START_SECONDS = 120.0  # for it to say its address
+LOOK_SECONDS = 0.25  # between two looks at what it said
+ADDRESS = re.compile(rb"^TensorBoard \S+ at (http://\S+)", re.MULTILINE)  # once it serves: "... (Press CTRL+C to quit)"
 INSTALL = "TensorBoard is not installed; install it with: pip install tensorboard"
 
 
@@ -30,26 +29,6 @@ def find_program() -> str | None:
     """The program `tensorboard` of this Python, or else of the search path; None if there is none."""
     own = Path(sys.executable).with_name("tensorboard")
     return str(own) if own.exists() else shutil.which("tensorboard")
-
-
-def usable_port(wanted: int | None, usual: int) -> int:
-    """The wanted port, or else the usual one, or any free one if that is taken."""
-    port = wanted or usual
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            if wanted:
-                raise FeverError(f"port {wanted} is taken here: {error.strerror}; choose another --port") from None
-            return free_port()
-    return port
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Server(Callback):
@@ -67,35 +46,39 @@ class Server(Callback):
         self.thread: threading.Thread | None = None
 
     def on_start(self, info: TrainingInfo) -> None:
-        port = usable_port(None, PORT)
+        # Without --port it takes 6006, or the next free one, and says which.
         words = [self.program, "--logdir", str(info.run.path.resolve().parent), "--host", "127.0.0.1"]
         self.output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - `on_stop` closes it
         pipes = {"stdin": subprocess.DEVNULL, "stdout": self.output, "stderr": subprocess.STDOUT}
         try:  # in a session of its own: Ctrl-C is not for it
-            self.process = start([*words, "--port", str(port)], os.environ, start_new_session=True, **pipes)
+            self.process = start(words, os.environ, start_new_session=True, **pipes)
         except OSError as error:
             self._say_that_it_failed(str(error.strerror))
             return
-        self.thread = threading.Thread(target=self._announce, args=(self.process, port), daemon=True)
+        self.thread = threading.Thread(target=self._announce, args=(self.process,), daemon=True)
         self.thread.start()
 
-    def _announce(self, process: subprocess.Popen[bytes], port: int) -> None:
-        """Say the address once it answers, or that it did not start."""
+    def _announce(self, process: subprocess.Popen[bytes]) -> None:
+        """Say the address once TensorBoard has said it, or that it did not start."""
         deadline = time.monotonic() + START_SECONDS
         while not self.over.wait(LOOK_SECONDS):
             if process.poll() is not None:
                 return self._say_that_it_failed(self._last_words())
-            if answers(port):
-                return self.say(f"TensorBoard: http://127.0.0.1:{port}/")
+            if address := ADDRESS.search(self._output()):
+                return self.say(f"TensorBoard: {address[1].decode()}")
             if time.monotonic() > deadline:
                 return self._say_that_it_failed(f"it has not answered within {START_SECONDS:g} s")
 
     def _say_that_it_failed(self, why: str) -> None:
         self.say(f"note: TensorBoard did not start, and training goes on: {why}")
 
+    def _output(self) -> bytes:
+        """What it said so far. (Reading at a position: to seek would move where TensorBoard writes.)"""
+        descriptor = self.output.fileno()
+        return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+
     def _last_words(self) -> str:
-        self.output.seek(0)
-        lines = self.output.read().decode(errors="replace").strip().splitlines()
+        lines = self._output().decode(errors="replace").strip().splitlines()
         return lines[-1].strip() if lines else "it ended without a word"
 
     def on_stop(self, info: TrainingInfo) -> None:
@@ -105,18 +88,6 @@ class Server(Callback):
         if self.process is not None:
             end(self.process)
         self.output.close()
-
-
-def answers(port: int) -> bool:
-    """Whether a server on this machine answers at this port."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-    try:
-        connection.request("GET", "/")
-        return connection.getresponse().status == http.client.OK
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
 
 
 def check(config: RunConfig, elsewhere: bool, several: bool = False) -> None:

@@ -51,7 +51,14 @@ function typing(element) {
 }
 
 function key(event) {
-  if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || help.open) return;
+  if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (help.open) {
+    // Browsers close a dialog some time after the key; until then a second Escape would go to it, too.
+    if (event.key !== "Escape") return;
+    help.close();
+    event.preventDefault();
+    return;
+  }
   const { target } = event;
   if (event.key === "Escape" && typing(target) && target.value && target.type === "search") return; // clears it
   if (typing(target) && event.key !== "Escape") return;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -16,11 +17,13 @@ from fever.launch.clusters.ray_page import RayPage
 from fever.launch.clusters.record import ClusterRecord
 from fever.launch.clusters.ssh import Unreachable
 from fever.launch.jobs import Job
+from fever.launch.on_host.host import free_port
 from fever.system import start
 from fever.text import say
-from fever.training.tensorboard import PORT, find_program, usable_port
+from fever.training.tensorboard import find_program
 
 DASHBOARD = 8265  # the usual port of Ray's dashboard
+TENSORBOARD = 6006  # and TensorBoard's
 SYNC_SECONDS = 2.0  # between two copies
 
 
@@ -41,6 +44,20 @@ def open_tunnel(record: ClusterRecord, port: int | None) -> None:
         say("runs           " + (", ".join(str(job.run) for job in jobs) or "none yet"))
         say("Ctrl-C closes it; nothing on the cluster changes")
         _copy_until_interrupted(record, link, lambda jobs: tensorboard.show({job.run.parent for job in jobs}))
+
+
+def usable_port(wanted: int | None, usual: int) -> int:
+    """The wanted port, or else the usual one, or any free one if that is taken."""
+    port = wanted or usual
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            if wanted:
+                raise FeverError(f"port {wanted} is taken here: {error.strerror}; choose another --port") from None
+            return free_port()
+    return port
 
 
 def copy_runs(record: ClusterRecord) -> None:
@@ -83,7 +100,7 @@ class TensorBoard:
 
     def __init__(self) -> None:
         self.program = find_program()
-        self.port = usable_port(None, PORT)
+        self.port = usable_port(None, TENSORBOARD)
         self.folders: set[Path] | None = None
         self.process: subprocess.Popen[bytes] | None = None
 

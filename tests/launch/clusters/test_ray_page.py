@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import http.client
 import http.server
+import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from fever.errors import FeverError
 from fever.launch.clusters.ray_page import RayPage
-from fever.training.tensorboard import free_port
+from fever.launch.clusters.tunnel import usable_port
+from fever.launch.on_host.host import free_port
 
 
 class Ray(http.server.ThreadingHTTPServer):
@@ -96,3 +99,13 @@ def test_others_are_refused(page: RayPage, ray: Ray) -> None:
     for method in ("POST", "PUT", "DELETE"):
         assert ask(page, "/api/jobs/", method, Cookie=cookie)[0].status == 405
     assert ray.asked == []
+
+
+def test_a_port_that_is_taken_is_left_alone() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = other.getsockname()[1]
+        assert usable_port(None, taken) != taken
+        with pytest.raises(FeverError, match=f"port {taken} is taken here"):
+            usable_port(taken, 1)
