@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from urllib.parse import unquote
 
 from aiohttp import web
@@ -23,13 +23,13 @@ from fever.board import curves, details
 from fever.board.guard import HEADERS, Guard, is_every_address, sentence
 from fever.board.listing import Listing
 from fever.board.live import Event, Watcher
+from fever.board.server_thread import ServerThread
 from fever.errors import FeverError
 from fever.files import open_regular
 
 PORT = 8300  # the usual one
 LOOK_SECONDS = 0.3  # between two looks at the runs, while somebody watches
 ALIVE_SECONDS = 10.0  # between two signs of life to a page
-START_SECONDS = 10.0
 MOST_WATCHED = 50  # runs that one page follows
 MOST_READERS = 100  # pages at the same time
 WAITING = 1000  # events that a page may be behind, before it is cut off and connects anew
@@ -57,12 +57,13 @@ class Reader:
             self.behind = True
 
 
-class Board:
+class Board(ServerThread):
     """The page of one folder of runs, served until `close`. A context manager."""
 
     def __init__(self, runs: str | Path, host: str = "127.0.0.1", port: int | None = None) -> None:
         """Bind the address: `port`, or else the usual port or any free one; 0 is any free one. Raises `FeverError` if
         that is not possible."""
+        super().__init__("fever-board", "the page")
         self.host = host
         self.guard = Guard(host)
         self.listing = Listing(runs)
@@ -73,11 +74,6 @@ class Board:
         self.lock = threading.Lock()  # of the watcher
         self.threads = ThreadPoolExecutor(4, "fever-board")
         self.statics = {f"/static/{path.relative_to(STATIC)}": path for path in STATIC.rglob("*") if path.is_file()}
-        self.loop = asyncio.new_event_loop()
-        self.ended = asyncio.Event()
-        self.failure: BaseException | None = None
-        self.ready = threading.Event()
-        self.thread = threading.Thread(target=self._run, name="fever-board", daemon=True)
 
     @property
     def url(self) -> str:
@@ -86,34 +82,10 @@ class Board:
 
     # start and stop
 
-    def start(self) -> None:
-        self.thread.start()
-        if not self.ready.wait(START_SECONDS) or self.failure is not None:
-            raise FeverError(f"the page could not be served: {self.failure or 'it did not start in time'}")
-
     def close(self) -> None:
-        """End the server, also while pages are open."""
-        if self.thread.is_alive():
-            self.loop.call_soon_threadsafe(self.ended.set)
-            self.thread.join(START_SECONDS)
+        super().close()
         self.threads.shutdown(wait=False, cancel_futures=True)
         self.socket.close()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def _run(self) -> None:
-        try:
-            self.loop.run_until_complete(self._serve())
-        except BaseException as error:  # noqa: BLE001 - it is told where the server was started
-            self.failure = error
-            self.ready.set()
-        finally:
-            self.loop.close()
 
     async def _serve(self) -> None:
         self.loop.set_default_executor(self.threads)

@@ -7,20 +7,16 @@ cannot use the page. The key is of one tunnel. Requests that another site has ca
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import secrets
-import threading
-from typing import Self
 
 import aiohttp
 from aiohttp import web
 from yarl import URL
 
 from fever.board.guard import Guard, sentence
-from fever.errors import FeverError
+from fever.board.server_thread import ServerThread
 
-START_SECONDS = 10.0
 CONNECT_SECONDS = 10.0  # for the forwarded port to take a connection
 OWN_HEADERS = {  # of every answer
     "X-Content-Type-Options": "nosniff",
@@ -34,47 +30,21 @@ NOT_PASSED_ON = {  # in lower case: those of one connection, and of whom it is b
 }  # fmt: skip
 
 
-class RayPage:
+class RayPage(ServerThread):
     """Serves a dashboard until `close`. A context manager."""
 
     def __init__(self, dashboard: str, token: str, port: int) -> None:
         """`dashboard`: the URL where Ray's answers on this machine; `port`: a free one of the loopback device."""
+        super().__init__("ray-page", "Ray's page")
         self.dashboard, self.token, self.port = dashboard, token, port
         self.key, self.session = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
         self.cookie = f"fever_ray_{port}"  # browsers send the cookies of all ports of a host to each
         self.guard = Guard("127.0.0.1")
-        self.loop, self.ended = asyncio.new_event_loop(), asyncio.Event()
-        self.ready = threading.Event()
-        self.failure: BaseException | None = None
-        self.thread = threading.Thread(target=self._run, name="ray-page", daemon=True)
 
     @property
     def url(self) -> str:
         """The address to open, with the key."""
         return f"http://127.0.0.1:{self.port}/?key={self.key}"
-
-    def __enter__(self) -> Self:
-        self.thread.start()
-        if not self.ready.wait(START_SECONDS) or self.failure is not None:
-            raise FeverError(f"Ray's page could not be served: {self.failure or 'it did not start in time'}")
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        if self.thread.is_alive():
-            self.loop.call_soon_threadsafe(self.ended.set)
-            self.thread.join(START_SECONDS)
-
-    def _run(self) -> None:
-        try:
-            self.loop.run_until_complete(self._serve())
-        except BaseException as error:  # noqa: BLE001 - it is told where the server was started
-            self.failure = error
-            self.ready.set()
-        finally:
-            self.loop.close()
 
     async def _serve(self) -> None:
         limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)  # a log may be silent for long
