@@ -7,13 +7,12 @@ import logging
 import math
 import os
 import queue
-import signal
 import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from fever.envs.local_folder import LOCAL
@@ -22,6 +21,16 @@ from fever.job import HEAD, JOB, LEFT, PLAN, JobFolder, autoscaled_machines, cur
 from fever.sampling.launched import await_launched
 from fever.sampling.ray_folder import clear, make_folder
 from fever.sampling.ray_settings import apply_settings, mpi_settings
+from fever.sampling.ray_start import (
+    PRIVATE,
+    deaths_noticed,
+    ending,
+    lean,
+    log_events,
+    own_signals,
+    processes_of,
+    start_errors,
+)
 from fever.scratch import Scratch
 from fever.signals import uninterruptible
 from fever.system import STOPPED, process_state
@@ -44,18 +53,6 @@ class Machine(NamedTuple):
     node: str  # Ray's name for it
     host: str
     cores: float
-
-
-class PrivateRay:
-    """What this process has of a Ray of its own, from the first moment of its start on: a start may be cut."""
-
-    folder: Scratch | None = None
-    nodes: tuple[Any, ...] = ()  # Ray's objects that started the processes
-    cluster: Cluster | None = None  # until it is left
-    killed = False  # because this process ends: nothing must be started any more
-
-
-PRIVATE = PrivateRay()
 
 
 class Cluster:
@@ -259,18 +256,6 @@ def own_processes() -> dict[str, Any]:
     return processes_of(worker._global_node)
 
 
-def processes_of(node: Any) -> dict[str, Any]:
-    """Raylet and GCS among the processes that a node of Ray's has started; None for no node."""
-    started = {} if node is None else node.all_processes
-    names = {"raylet": "raylet", "gcs_server": "GCS"}
-    return {name: started[kind][0].process for kind, name in names.items() if kind in started}
-
-
-def ending(code: int) -> str:
-    """How a process ended, in words."""
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
 def is_elastic() -> bool:
     """Whether this process drives a job on a cluster that outlives jobs, where machines may join and leave."""
     job = current_job()
@@ -303,7 +288,7 @@ def connect(workers: int) -> Cluster:
     if ray.is_initialized():
         return Cluster(owned=False)
     logging.getLogger("ray.widgets").setLevel(logging.WARNING)  # in a notebook it recommends packages
-    _log_events()
+    log_events()
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
     variables = {**WORKER_VARIABLES, **mpi_settings()}
     if job is None:
@@ -313,7 +298,7 @@ def connect(workers: int) -> Cluster:
                 return _start_private_ray(variables, more)
             except Exception as error:  # noqa: BLE001 - raised by the last attempt
                 logging.warning("Ray did not start, and is started once more: %s", error)
-        with _start_errors():
+        with start_errors():
             return _start_private_ray(variables, more)
     plan, head = job.read(PLAN), job.read(HEAD)
     address = head["address"] if head else os.environ.get("RAY_ADDRESS")  # set by Ray on a cluster that outlives jobs
@@ -323,7 +308,7 @@ def connect(workers: int) -> Cluster:
     if plan is not None and plan["ship"]:
         runs = os.path.relpath(job.path.parents[1])
         runtime |= {"working_dir": os.getcwd(), "excludes": [".git", ".venv", *([] if runs[:2] == ".." else [runs])]}
-    with _own_signals(), _start_errors():
+    with own_signals(), start_errors():
         ray.init(address=address, runtime_env=runtime, **quiet)
     cluster = Cluster(owned=True)
     launched, allowed = autoscaled_machines() or 0, hosts_allowed()
@@ -348,7 +333,7 @@ def _start_private_ray(variables: dict[str, str], options: dict[str, Any]) -> Cl
     runtime = {"env_vars": {**variables, LOCAL: str(folder.path)}}
     options = {**options, "runtime_env": runtime, "include_dashboard": False}
     try:
-        with _own_signals(), _deaths_noticed():
+        with own_signals(), deaths_noticed(), lean():
             ray.init(address="local", _temp_dir=str(folder.ray), **options)
         PRIVATE.cluster = Cluster(owned=True, folder=folder)
     except BaseException:  # a signal that has waited, too
@@ -376,74 +361,6 @@ def kill_private_ray() -> None:
                 one.process.kill()
     if PRIVATE.folder is not None:
         clear(PRIVATE.folder.path)
-
-
-@contextmanager
-def _own_signals() -> Iterator[None]:
-    """Keep this process's handler of SIGTERM, which ray.init replaces by an immediate exit, and defer signals: a start
-    that was cut would leave processes behind."""
-    from ray._private import utils
-
-    replace, utils.set_sigterm_handler = utils.set_sigterm_handler, lambda handler: None
-    kept = signal.getsignal(signal.SIGTERM)
-    try:
-        with uninterruptible():
-            yield
-    finally:
-        utils.set_sigterm_handler = replace
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, kept)  # Ray's C++ part has one of its own
-
-
-@contextmanager
-def _deaths_noticed() -> Iterator[None]:
-    """Raise RayLost if a part of Ray dies while it starts: ray.init waits 30 s for a raylet, also for a dead one."""
-    from ray._private import node, services
-
-    PRIVATE.nodes = ()
-    start, look = node.Node.start_ray_processes, services.get_node
-
-    def start_and_note(started: Any) -> None:
-        PRIVATE.nodes = (*PRIVATE.nodes, started)
-        start(started)
-
-    def look_or_fail(*arguments: Any, **options: Any) -> Any:
-        try:
-            return look(*arguments, **options)
-        except RuntimeError:
-            for name, process in (own for one in PRIVATE.nodes for own in processes_of(one).items()):
-                if process.poll() is not None:
-                    raise RayLost(f"its {name} died ({ending(process.returncode)})") from None
-            raise
-
-    node.Node.start_ray_processes, services.get_node = start_and_note, look_or_fail  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        node.Node.start_ray_processes, services.get_node = start, look  # type: ignore[method-assign]
-
-
-@contextmanager
-def _start_errors() -> Iterator[None]:
-    """Whatever Ray raises while it starts becomes one sentence; the traceback goes to the log."""
-    try:
-        yield
-    except Exception as error:
-        logging.exception("Ray did not start")
-        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise TrainingError(f"Ray did not start: {reason.strip()}; is the machine busy, or short of memory?") from error
-
-
-def _log_events() -> None:
-    """Send to the log what Ray's processes tell the driver, of dead workers for example. Ray prints it, whatever its
-    own settings of logging are."""
-    from ray._private import worker
-
-    def log(data: dict[str, Any], ignore_prefix: bool) -> None:
-        for line in data["lines"]:
-            logging.getLogger("ray.events").info("%s", line)
-
-    worker.print_to_stdstream = log
 
 
 def _await_machines(cluster: Cluster, plan: dict[str, Any], folder: JobFolder) -> None:

@@ -16,7 +16,7 @@ import pytest
 from fever.envs.local_folder import LOCAL, LOCAL_FOLDERS, PREFIX, LocalFolders
 from fever.envs.make import make_envs
 from fever.envs.source import EnvContext, EnvSource, make_env
-from fever.sampling.ray_cluster import PRIVATE
+from fever.sampling.ray_start import PRIVATE
 from tests.sampling.helpers import make_workers
 
 

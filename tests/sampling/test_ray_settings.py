@@ -28,10 +28,11 @@ cluster = connect(1)
 here = cluster.ray.remote(lambda: os.environ["RAY_AUTH_MODE"])
 modes = [os.environ["RAY_AUTH_MODE"], cluster.ray.get(here.remote(), timeout=100)]
 time.sleep(3)  # until Ray's agents listen, too
-token, sockets = os.environ["RAY_AUTH_TOKEN"].encode(), {}
+token, sockets, commands = os.environ["RAY_AUTH_TOKEN"].encode(), {}, []
 for folder in Path("/proc").glob("[0-9]*"):
     try:
         if int(folder.name) == os.getpid() or token in (folder / "environ").read_bytes():
+            commands.append((folder / "cmdline").read_bytes().decode())
             names = [os.readlink(link) for link in (folder / "fd").iterdir()]
             sockets |= {name[8:-1]: (folder / "comm").read_text() for name in names if name.startswith("socket:")}
     except OSError:
@@ -41,7 +42,8 @@ listening = {(row[1].split(":")[0], sockets[row[9]]) for row in rows if row[3] =
 from ray._private.state import state
 
 tasks = len(state._get_all_task_events())  # that the GCS remembers
-print(json.dumps({"modes": modes, "token": token.decode(), "listening": sorted(listening), "tasks": tasks}))
+found = {"modes": modes, "token": token.decode(), "listening": sorted(listening)}
+print(json.dumps({**found, "tasks": tasks, "commands": commands}))
 cluster.leave()
 """
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
@@ -66,6 +68,9 @@ def test_a_private_ray_has_its_own_token_and_listens_on_loopback_only(tmp_path: 
     assert found["modes"] == ["token", "token"]
     assert len(found["token"]) == 64
     assert found["tasks"] == 0  # kilobytes of each, in a run that makes millions
+    assert any("/raylet/raylet" in command for command in found["commands"])
+    unused = ("_private/monitor.py", "dashboard/dashboard.py")  # a start would wait for them
+    assert not [command for command in found["commands"] if any(name in command for name in unused)]
 
 
 def test_a_private_ray_listens_on_loopback_only_if_ray_was_imported_before(tmp_path: Path) -> None:
