@@ -16,12 +16,12 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import Any
 from weakref import WeakSet
 
-from fever import last_resort
+from fever import last_resort, system
 
 WARN_SECONDS = 60.0  # in one call without a limit, until a limit is suggested
 CLOSE_SECONDS = 5.0  # for close(), always
@@ -200,10 +200,13 @@ class Watchdog:
             )
 
     def _end(self, watch: Watch, sentence: str) -> None:
-        """End this process, and leave the reason and the stack of the call in its output."""
+        """End this process and what it has started, such as the simulator that hangs, and leave the reason and the
+        stack of the call in its output."""
         frame = sys._current_frames().get(watch.thread)
         stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
         os.write(2, f"{stack}{LAST_WORDS}{sentence}\n".encode())
+        with suppress(Exception):  # this process must end, whatever the others do
+            system.end_orphans()
         os._exit(1)
 
 

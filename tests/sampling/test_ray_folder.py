@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from fever.envs.local_folder import LOCAL
 from fever.sampling import ray_folder
 from fever.scratch import Scratch, sweep
 
@@ -34,6 +36,19 @@ def test_a_process_ends_with_the_folder_whatever_its_output_is() -> None:
         assert child.poll() is None
         child.kill()
     assert not folder.path.exists()
+
+
+def test_what_workers_have_started_ends_with_the_folder() -> None:
+    """A simulator may outlive its worker, which was killed, and have its output elsewhere."""
+    folder = ray_folder.make_folder()
+    with (
+        subprocess.Popen(["sleep", "60"], env={**os.environ, LOCAL: str(folder.path)}) as simulator,
+        subprocess.Popen(["sleep", "60"], env={**os.environ, LOCAL: f"{folder.path}-other"}) as other,
+    ):
+        folder.remove()
+        assert simulator.wait(10) == -9
+        assert other.poll() is None
+        other.kill()
 
 
 def test_folders_of_processes_that_were_killed_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

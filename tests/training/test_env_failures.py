@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -22,9 +25,11 @@ from fever.envs.watchdog import WATCHDOG
 from fever.errors import TrainingError
 from fever.runs.player import Player
 from fever.runs.run import Run
+from fever.system import process_state
 from fever.training.display import Display
 from fever.training.env_failures import HOUR, EnvFailures
 from fever.training.trainer import Trainer
+from tests.helpers import ROOT, wait_for
 
 ENV = "tests.environments:UnreliableEnv"
 FULL = 210.0  # the return of an episode that is not cut
@@ -342,3 +347,27 @@ def test_a_constructor_that_hangs_when_it_is_called_again_has_a_limit(monkeypatc
         assert SlowToMake.made == 3
     finally:
         envs.close()
+
+
+HANGING_SIMULATOR = """
+import subprocess
+from fever.envs.watchdog import WATCHDOG, Watch
+
+WATCHDOG.ends_process = True
+watch = Watch("Simulator", "", step=0.2)
+WATCHDOG.add(watch)
+simulator = subprocess.Popen(["sleep", "60"], stdout=-3, stderr=-3, start_new_session=True)
+print(simulator.pid, flush=True)
+with watch.calling("step"):
+    simulator.wait()
+"""
+
+
+def test_a_simulator_that_hangs_ends_with_its_worker() -> None:
+    command, environment = [sys.executable, "-c", HANGING_SIMULATOR], {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (
+        1,
+        "fever: Simulator's step() (environment 0) took longer than 0.2 s",
+    )
+    wait_for(lambda: process_state(int(done.stdout)) in ("", "Z"), "the end of the simulator")
