@@ -15,6 +15,7 @@ from fever.signals import ignore_job_signals
 from fever.text import say
 
 OUTPUT_BYTES = 10_000  # of a worker's output that one call returns at most, of each file
+FILE_BYTES = 8 << 20  # of such a file, which begins anew when it is longer: environments may print for days
 
 
 class Output(NamedTuple):
@@ -31,6 +32,7 @@ class Output(NamedTuple):
             with suppress(OSError):
                 if (size := os.stat(path).st_size) == position:
                     continue
+                position = 0 if size < position else position  # it began anew
                 with open(path, "rb") as file:
                     file.seek(max(position, size - OUTPUT_BYTES))
                     text = file.read(OUTPUT_BYTES).decode(errors="replace")
@@ -38,6 +40,16 @@ class Output(NamedTuple):
                 texts.append(f"({skipped} bytes are left out)\n{text}" if skipped else text)
                 sizes[path] = size
         return cls("".join(text if text.endswith("\n") else f"{text}\n" for text in texts), sizes)
+
+    def shortened(self) -> Output:
+        """The same, and files of this process that have become long are empty. They are open to append."""
+        positions = dict(self.positions)
+        for path, position in self.positions.items():
+            with suppress(OSError):
+                if position >= FILE_BYTES:
+                    os.truncate(path, 0)
+                    positions[path] = 0
+        return Output(self.text, positions)
 
     @classmethod
     def start(cls) -> Output:
@@ -86,7 +98,7 @@ class WorkerActor:
         for stream in (sys.stdout, sys.stderr):
             with suppress(AttributeError, OSError, ValueError):  # an environment may have closed or replaced it
                 stream.flush()
-        self.output = Output.read(self.output.positions)
+        self.output = Output.read(self.output.positions).shortened()
         return self.output
 
     def identity(self) -> tuple[str, int]:

@@ -6,6 +6,7 @@ import io
 import sys
 from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -17,6 +18,7 @@ from fever.envs.recovery import FailureRules
 from fever.envs.source import EnvContext, EnvSource
 from fever.errors import ContractError, FeverError
 from fever.policy.policy import network_for
+from fever.sampling import worker_actor
 from fever.sampling.sampler import Sampler
 from fever.sampling.spec import Fragment, SamplerSpec
 from fever.sampling.worker_actor import Output, WorkerActor
@@ -361,3 +363,17 @@ def test_an_environment_may_take_standard_output_away(how: str, monkeypatch: pyt
     worker.output = Output("", {})
     monkeypatch.setattr(sys, "stdout", None if how == "none" else closed)
     assert worker._new_output() == Output("", {})
+
+
+def test_a_file_of_output_that_has_become_long_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_actor, "FILE_BYTES", 100)
+    path = tmp_path / "worker.out"
+    worker = object.__new__(WorkerActor)
+    worker.output = Output("", {str(path): 0})
+    with open(path, "ab", buffering=0) as file:
+        for number in range(50):
+            file.write(f"line {number}\n".encode())
+            assert worker._new_output().text == f"line {number}\n"
+            assert path.stat().st_size < 100
+    path.write_text("last words\n")  # of a worker that died before its pool knew that the file began anew
+    assert Output.read({str(path): 99}).text == "last words\n"
