@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -300,7 +303,8 @@ def plot(
     runs: Runs = "runs",
 ) -> None:
     """Plot the learning curves of one or more runs, or means over seeds."""
-    from fever.runs.plot import check_picture, plot
+    with _without_matplotlibrc():
+        from fever.runs.plot import check_picture, plot
 
     if to is not None:
         check_picture(to)
@@ -313,6 +317,20 @@ def plot(
     found, notes = find_runs(names, runs)
     _say_notes(notes)
     say(str(plot(found, to or found[0].to_write(layout.CURVES if len(found) == 1 else layout.COMPARED))))
+
+
+@contextmanager
+def _without_matplotlibrc() -> Iterator[None]:
+    """A block that imports Matplotlib, which reads a file matplotlibrc in the working folder first. Somebody else may
+    have filled that folder (SECURITY.md): the file may never end, and older versions evaluate an expression in it."""
+    here = os.getcwd() if os.path.lexists("matplotlibrc") else None
+    try:
+        if here is not None:
+            os.chdir("/")
+        yield
+    finally:
+        if here is not None:
+            os.chdir(here)
 
 
 def _say_notes(notes: list[str]) -> None:

@@ -19,7 +19,7 @@ from fever import layout
 from fever.errors import FeverError
 from fever.runs.plot import _draw_phases, _drawn_metrics, _panels, plot, save, smooth
 from fever.runs.run import Run
-from tests.helpers import ROOT
+from tests.helpers import ROOT, run_fever
 
 COMMON = ("steps", "steps_per_second", "return_mean", "time_env", "time_learn", "entropy", "explained_variance")
 
@@ -96,6 +96,15 @@ def test_a_matplotlibrc_in_the_working_folder_is_not_used(tmp_path: Path) -> Non
         outcomes.append(done.returncode)
     assert outcomes[0] == 0, done.stderr
     assert matplotlib.image.imread(tmp_path / "a.png")[0, 0, :3].tolist() == [1, 1, 1]
+
+
+def test_a_matplotlibrc_in_the_working_folder_is_not_read(tmp_path: Path) -> None:
+    """One that is a pipe would be waited for, for ever."""
+    run = crafted(tmp_path / "a", [{"iteration": n, "steps": n, "return_mean": 1.0} for n in (1, 2)])
+    os.mkfifo(tmp_path / "matplotlibrc")
+    done = run_fever("plot", run.path.name, "--runs", ".", "--to", "b.png", cwd=tmp_path, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (0, "b.png"), done.stderr
+    assert (tmp_path / "b.png").is_file()
 
 
 @pytest.mark.parametrize("name", ["curves", "curves.txt", ".png", "/"])
