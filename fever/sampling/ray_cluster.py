@@ -232,13 +232,32 @@ class Cluster:
                 "lower num_cpus_per_env_runner or num_cpus_per_learner"
             )
 
+    @contextmanager
+    def _ending_stopped(self) -> Iterator[None]:
+        """A block that asks our own Ray for something in C, where a part of it that is stopped would be waited for for
+        ever: another thread looks after its parts meanwhile."""
+        over = threading.Event()
+
+        def look() -> None:
+            while not over.wait(SLICE_SECONDS):
+                self._look_for_stopped()
+
+        thread = threading.Thread(target=look, name="stopped", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
     def leave(self) -> None:
         """Disconnect from Ray; a private Ray is shut down, also what is left of one that died."""
         if PRIVATE.cluster is self:
             PRIVATE.cluster = None
         if (self.owned or self.elastic) and self.reachable():
             demand(0)
-            self.ray.shutdown()
+            with self._ending_stopped():
+                self.ray.shutdown()
         elif self.private and self.ray.is_initialized():
             ending = threading.Thread(target=self.ray.shutdown, name="shutdown", daemon=True)
             ending.start()

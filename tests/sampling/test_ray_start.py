@@ -1,4 +1,4 @@
-"""What happens when Ray cannot start, on a real Ray."""
+"""What happens when Ray cannot start or end, on a real Ray."""
 
 from __future__ import annotations
 
@@ -127,3 +127,24 @@ def test_ray_ends_if_no_pool_could_be_made() -> None:
             [sys.executable, "-c", FAILING, folder], capture_output=True, text=True, timeout=240, cwd=ROOT, check=True
         )
     assert done.stdout.splitlines()[-1:] == ["False []"], done.stderr
+
+
+STOPPED = """
+import os, signal, sys, tempfile
+from fever.sampling.ray_cluster import connect
+
+tempfile.tempdir = sys.argv[1]
+cluster = connect(1)
+os.kill(cluster.processes[sys.argv[2]].pid, signal.SIGSTOP)
+cluster.leave()
+print(cluster.ray.is_initialized(), [name for name in os.listdir(sys.argv[1]) if "ray" in name])
+"""
+
+
+@pytest.mark.parametrize("part", ["GCS", pytest.param("raylet", marks=pytest.mark.slow)])
+def test_a_ray_of_which_a_part_is_stopped_is_shut_down_all_the_same(part: str) -> None:
+    """Ray itself waits for it without end, in C."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        command = [sys.executable, "-c", STOPPED, folder, part]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT, check=True)
+    assert done.stdout.splitlines() == ["False []"], done.stderr
