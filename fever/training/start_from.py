@@ -77,7 +77,8 @@ def take_weights(prepared: Prepared, say: Callable[[str], None]) -> Prepared:
     """
     config = resolve(prepared.config)
     checkpoint, learner = _find(config), prepared.learner
-    there, here = checkpoint.field("policy", dict), json.loads(json.dumps(prepared.policy))
+    policy, here = checkpoint.field("policy", dict), json.loads(json.dumps(prepared.policy))
+    network = checkpoint.field("network", dict, within=policy)
     checkpoint.check_spaces(here["observation"], here["action"], config.env)
     if not isinstance(learner, TakesWeights):
         raise FeverError(
@@ -87,9 +88,9 @@ def take_weights(prepared: Prepared, say: Callable[[str], None]) -> Prepared:
     arrays = checkpoint.arrays()
     weights = {k.removeprefix(WEIGHTS_PREFIX): arrays.pop(k) for k in [*arrays] if k.startswith(WEIGHTS_PREFIX)}
     with blames(find_preset(config, prepared.source.name, prepared.source.kwargs), config):
-        _check_network(there["network"], here["network"], ("log_std",) if same else HEADS, config)
+        _check_network(network, here["network"], ("log_std",) if same else HEADS, config)
         _check_normalisation(NORMALISED in weights, NORMALISED in learner.weights(), config)
-    weights = _with_same_meaning(weights, there["network"], here["network"])
+    weights = _with_same_meaning(weights, network, here["network"])
     names = learner.take_weights(weights, arrays)
     taken, left = (list(dict.fromkeys(name.partition("/")[0] for name in some)) for some in names)
     if not taken or (same and left):

@@ -12,7 +12,8 @@ import pytest
 import fever
 from fever import layout
 from fever.config import RunConfig
-from fever.errors import FeverError
+from fever.errors import DamagedError, FeverError
+from fever.files import sealed
 from fever.job import JOB, START, JobFolder
 from fever.policy.spaces import Description, difference
 from fever.runs.run import Run
@@ -134,6 +135,15 @@ def test_names_of_runs_and_libraries_are_checked(tmp_path: Path) -> None:
     ):
         with pytest.raises(FeverError, match=sentence):
             resolve(RunConfig(env="CartPole-v1", algo=algo, runs=str(tmp_path), start_from=start_from))
+
+
+@pytest.mark.parametrize("network", [None, [1]])
+def test_a_manifest_of_a_stranger_without_a_network_is_refused(network: Any, tmp_path: Path) -> None:
+    kept = train(tmp_path, "ppo", "first", iterations=1).checkpoint()
+    policy = {**kept.manifest["policy"], "network": network}
+    (kept.path / layout.MANIFEST).write_text(sealed({**kept.manifest, "policy": policy}))
+    with pytest.raises(DamagedError, match="has no network that can be used"):
+        begin(tmp_path, "ppo", "first")
 
 
 def test_spaces_are_compared_part_by_part() -> None:
