@@ -53,7 +53,8 @@ class Interrupts:
         IN_FORCE.reset(self.token)
         if self.timer is not None:
             self.timer.cancel()
-        _put_back(self.previous)
+        previous, self.previous = self.previous, {}
+        _put_back(previous)
 
     def limit_time(self, seconds: float) -> None:
         """Interrupt with the reason "time" after so many seconds, as SIGTERM would. Without signals of its own, in
@@ -87,9 +88,16 @@ class Interrupts:
     def check(self) -> None:
         """Raise KeyboardInterrupt if a signal was deferred, or if what it raised was swallowed (JAX calls back into
         Python while garbage is collected, where Python can only print an exception)."""
+        self._take_back()
         if self.pending or self.raised:
             self.pending = self.raised = False
             raise KeyboardInterrupt
+
+    def _take_back(self) -> None:
+        """Handle the signals again of which an environment has set handlers of its own, as simulators do."""
+        for number in self.previous:
+            if signal.getsignal(number) != self._handle:
+                signal.signal(number, self._handle)
 
     @contextmanager
     def shield(self) -> Iterator[None]:

@@ -69,6 +69,20 @@ def test_signals_cut_sampling_and_nothing_else() -> None:
     assert done == ["learn", "uninterruptible"]
 
 
+def test_handlers_that_an_environment_has_set_are_taken_back() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    with Interrupts(held=True) as interrupts:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # as programs with Qt do, so that Ctrl-C ends them
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        interrupts.check()
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.check()
+        assert signal.getsignal(signal.SIGINT) == interrupts._handle
+    interrupts.check()  # no longer in force
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
 def test_an_interrupt_that_a_library_swallows_comes_again_once() -> None:
     """JAX calls Python while garbage is collected, where an exception is printed and goes no further."""
     with Interrupts(held=True) as interrupts:
