@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fever.launch.jobs import Job
 
 LEAST_FREE = 2 * 2**30  # bytes on the disk of the runs, below which the doctor warns
+TOGETHER = 'eval "$(printf "%s\\n" "$@")"'  # runs words that are lines of shell, as one script
 
 
 class LoginNode(ScriptSettings):
@@ -95,12 +96,14 @@ class LoginSite(Target):
     def remote_command(self) -> str:
         """The command for the login node's shell: in a login shell, with the site's modules, the first process there.
 
-        Start-up files and modules may read and print; neither is to touch the connection, which is kept aside.
+        Start-up files and modules may read and print; neither is to touch the connection, which is kept aside. It is
+        one line, since the user's shell there may be csh, which allows no line break between quotation marks.
         """
         bare = self.scheduler.model_copy(update={"venv": None, "shell": (), "env": {}})
         lines = [line for line in Scheduler.preparation(bare, Path()) if not line.startswith("#")]
         inner = "\n".join([*lines, "exec 0<&8 1>&9 8<&- 9>&-", load(self.own_python)])
-        outer = f"exec 8<&0 9>&1 0</dev/null 1>&2; exec bash -l -c {quote(inner)}"
+        words = " ".join(map(quote, inner.split("\n")))
+        outer = f"exec 8<&0 9>&1 0</dev/null 1>&2; exec bash -l -c {quote(TOGETHER)} bash {words}"
         return f"exec sh -c {quote(outer)}"
 
     # what `--on FILE` does

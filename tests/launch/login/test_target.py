@@ -126,3 +126,12 @@ def test_a_module_that_is_missing_ends_the_connection(tmp_path: Path) -> None:
 def test_an_interpreter_that_is_missing_is_named(tmp_path: Path) -> None:
     done = run_shell(load(tmp_path, login="k", venv="~/not here"), tmp_path)
     assert done.stderr.decode().splitlines()[-1] in REASONS
+
+
+def test_the_command_is_one_line_since_csh_allows_no_other_between_quotation_marks(tmp_path: Path) -> None:
+    before = ["module use /a\nmodule use /b", "# a remark", "module use '/c d'"]
+    site = load(tmp_path, login="k", before_modules=before, modules=["gcc"])
+    assert "\n" not in site.remote_command
+    done = run_shell(site, tmp_path)
+    assert done.stdout == b"answers b'the next request\\n'\n", done.stderr
+    assert (tmp_path / "loaded").read_text().split() == ["use", "/a", "use", "/b", "use", "/c", "d", "load", "gcc"]
