@@ -56,11 +56,13 @@ def check_batch(algorithm: Any, settings: Any, envs: int) -> None:
 
 def check_sizes(config: RunConfig) -> None:
     """Refuse sizes of batches that do not go with the environments, or with `--scale-batch`, before a run begins."""
-    own = find_provider(config.algo) is None
+    provider = find_provider(config.algo)
     if config.scale_batch:
-        require_scalable(config.algo, _settings_of(config) if own else None)
-    if own and config.search is None:
+        require_scalable(config.algo, _settings_of(config) if provider is None else None)
+    if config.search is None and provider is None:
         check_batch(find_algorithm(config.algo), _settings_of(config), config.envs or DEFAULT_ENVS)
+    elif config.search is None and provider is not None:
+        provider.check_sizes(config)
 
 
 def _settings_of(config: RunConfig) -> Any:

@@ -59,6 +59,10 @@ class Provider(Protocol):
         """Raise FeverError for an algorithm or a setting that does not exist, or a value that cannot be used."""
         ...
 
+    def check_sizes(self, config: RunConfig) -> None:
+        """Raise FeverError for settings that do not go together, such as sizes of batches, before a run begins."""
+        ...
+
     def run_field(self, setting: str) -> str | None:
         """The field of RunConfig that a setting is the library's name for, if it is one: `workers`."""
         ...

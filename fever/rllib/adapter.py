@@ -56,6 +56,7 @@ from fever.training.setup import Prepared
 
 DATA_CORES = 4  # that Ray Data needs to read and prepare offline data; with fewer it waits for ever
 SMALL_WIDTH = 256  # units of a layer up to which one thread of PyTorch is fastest
+OF_AGENTS = ("policies", "policies_to_train", "policy_mapping_fn")  # settings that name agents of the environment
 SEED_STRIDE = 100_000  # added to the seed each time a run is resumed
 
 
@@ -107,8 +108,20 @@ def with_envs(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"envs": each * max(1, config.workers)})
 
 
-def rllib_config(config: RunConfig, spaces: Spaces, env: str) -> Any:
-    """RLlib's `AlgorithmConfig` for a run whose environment is registered under the name `env`."""
+def check_sizes(config: RunConfig) -> None:
+    """Have RLlib validate the configuration of a run whose environment is not made yet, and whose machines may be
+    unknown. What depends on these is left out: policies, and the fragments of a number of workers."""
+    config = with_defaults(split_settings(config)[0])
+    known = isinstance(config.workers, int)
+    unknown = OF_AGENTS if known else (*OF_AGENTS, "rollout_fragment_length")
+    settings = {name: value for name, value in config.settings.items() if name not in unknown}
+    config = config.model_copy(update={"settings": settings, "workers": config.workers if known else 0})
+    validated(rllib_config(with_envs(config), None, config.env), config.algo)
+
+
+def rllib_config(config: RunConfig, spaces: Spaces | None, env: str) -> Any:
+    """RLlib's `AlgorithmConfig` for a run whose environment is registered under the name `env`; without its spaces,
+    only to be validated."""
     filled = fill(default_config(config.algo), config.settings, config.algo, spaces)
     workers = config.workers if isinstance(config.workers, int) else 0
     with silence():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fever.algos.registry import Provider
 from fever.config import RunConfig
-from fever.rllib.adapter import bundles_of, prepare_rllib
+from fever.rllib.adapter import bundles_of, check_sizes, prepare_rllib
 from fever.rllib.catalogue import names
 from fever.rllib.environment import with_env_config
 from fever.rllib.legacy.old_names import MODEL_SETTINGS, RENAMED, RUN_FIELDS
@@ -21,6 +21,7 @@ class RllibProvider(Provider):
     names = staticmethod(names)
     describe_settings = staticmethod(describe)
     check_settings = staticmethod(check_settings)
+    check_sizes = staticmethod(check_sizes)
     prepare = staticmethod(prepare_rllib)
     env_source = staticmethod(with_env_config)
     trial_bundles = staticmethod(bundles_of)

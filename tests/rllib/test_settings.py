@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from fever.algos.batch import check_sizes
 from fever.config import RunConfig
 from fever.errors import DamagedError, FeverError
 from fever.rllib.adapter import rllib_config, with_envs
@@ -43,6 +44,27 @@ def test_an_lstm_has_sequences_of_rllibs_default_length() -> None:
     assert model(use_lstm=True)["max_seq_len"] == 20
     assert model(use_lstm=True, max_seq_len=7)["max_seq_len"] == 7
     assert "max_seq_len" not in model(fcnet_hiddens=[8])
+
+
+def test_what_rllib_refuses_is_found_before_a_job_waits() -> None:
+    """Neither the environment nor the machines are known then."""
+
+    def check(algo: str = "rllib:PPO", workers: Any = "all", **settings: Any) -> None:
+        check_sizes(RunConfig(env="no_such:Env", algo=algo, workers=workers, settings=settings))
+
+    with pytest.raises(FeverError, match=r"RLlib refuses .*minibatch_size. \(128\) must be <= "):
+        check(train_batch_size=100, sgd_minibatch_size=128)
+    with pytest.raises(FeverError, match=r"RLlib refuses .*rollout_fragment_length"):
+        check(workers=3, rollout_fragment_length=300, train_batch_size=500)
+    check(rollout_fragment_length=300, train_batch_size=900)  # fits three workers
+    check(policies="separate", policies_to_train=["left"])
+    offline = {"dataset_num_iters_per_learner": 1}
+    needs = {
+        **dict.fromkeys(("rllib:BC", "rllib:MARWIL", "rllib:IQL"), offline),
+        "rllib:CQL": {**offline, "replay_buffer_config": {"type": "EpisodeReplayBuffer"}},
+    }
+    for algo in names():
+        check(algo, **needs.get(algo, {}))
 
 
 def test_policies_are_mapped_to_agents() -> None:
