@@ -61,10 +61,12 @@ class Order:
         from fever.algos.registry import check_settings
         from fever.envs.source import EnvSource
         from fever.plugins.names import import_name
+        from fever.sampling.ray_machines import require_processes
         from fever.training.named import find_callback
         from fever.zoo.preset import blames, find_preset, with_preset
 
         check_settings(self.config.algo, self.config.settings)
+        require_processes(self.config.workers, self.config.cpus_per_worker)
         source = EnvSource(self.config.env, self.config.env_kwargs)
         row = find_preset(self.config, source.name, source.kwargs)
         if environment:

@@ -63,11 +63,7 @@ SEED_STRIDE = 100_000  # added to the seed each time a run is resumed
 def prepare_rllib(config: RunConfig, source: EnvSource, say: Callable[[str], None]) -> Prepared:
     """Find the algorithm, make the environment once, and let RLlib validate the configuration."""
     require_rllib()
-    if config.cpus_per_worker is not None:
-        raise FeverError(
-            f"--cpus-per-worker is for fever's own algorithms; {config.algo} takes num_cpus_per_env_runner="
-            f"{config.cpus_per_worker}, which places its workers and binds none"
-        )
+    _refuse_own_cores(config)
     if config.scale_batch:
         require_scalable(config.algo, None)
     config, notes = split_settings(config)
@@ -108,9 +104,18 @@ def with_envs(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"envs": each * max(1, config.workers)})
 
 
+def _refuse_own_cores(config: RunConfig) -> None:
+    if config.cpus_per_worker is not None:
+        raise FeverError(
+            f"--cpus-per-worker is for fever's own algorithms; {config.algo} takes num_cpus_per_env_runner="
+            f"{config.cpus_per_worker}, which places its workers and binds none"
+        )
+
+
 def check_sizes(config: RunConfig) -> None:
     """Have RLlib validate the configuration of a run whose environment is not made yet, and whose machines may be
     unknown. What depends on these is left out: policies, and the fragments of a number of workers."""
+    _refuse_own_cores(config)
     config = with_defaults(split_settings(config)[0])
     known = isinstance(config.workers, int)
     unknown = OF_AGENTS if known else (*OF_AGENTS, "rollout_fragment_length")

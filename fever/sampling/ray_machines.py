@@ -74,6 +74,12 @@ def places_on(machines: list[float], cpus: int | None) -> int:
     return sum(int(cores) // (cpus or 1) for cores in machines)
 
 
+def require_processes(workers: Any, cpus: int | None) -> None:
+    """Raise FeverError if there are no worker processes that could have cores of their own."""
+    if cpus is not None and workers == 0:
+        raise FeverError(f"--cpus-per-worker {cpus} is for worker processes, and --workers 0 has none")
+
+
 def require_room(machines: list[float], cpus: int) -> None:
     """Raise FeverError if no machine has so many cores for a worker."""
     if not places_on(machines, cpus):

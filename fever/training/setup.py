@@ -31,6 +31,7 @@ from fever.sampling.ray_machines import (
     machines_in_reach,
     places_on,
     ranks_in_reach,
+    require_processes,
     require_ranks,
     require_room,
 )
@@ -174,9 +175,8 @@ def with_worker_count(config: RunConfig, say: Callable[[str], None]) -> RunConfi
     """The configuration with `all` workers if they have cores of their own and their number is not said. Raises
     FeverError for numbers that the machines in reach have no room for."""
     cpus = config.cpus_per_worker
+    require_processes(config.workers, cpus)
     if cpus is not None:
-        if config.workers == 0:
-            raise FeverError(f"--cpus-per-worker {cpus} is for worker processes, and --workers 0 has none")
         with interruptible():  # they may have to be launched
             machines = machines_in_reach()
         if autoscaled_machines() is None:  # else larger ones may come

@@ -128,6 +128,27 @@ def test_settings_are_checked_before_anything_waits_in_a_queue(fever: Any, tmp_p
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--cpus-per-node 2", "--cpus-per-worker 4: there are 2 cores"),
+        ("--cpus-per-node 2 --nodes 3", "--cpus-per-worker 4: the largest machine has 2 cores"),
+        ("--cpus-per-node 2 --on pbs", "--cpus-per-worker 4: there are 2 cores"),
+        ("--workers 0", "--cpus-per-worker 4 is for worker processes, and --workers 0 has none"),
+        ("--algo rllib:PPO", "--cpus-per-worker is for fever's own algorithms; rllib:PPO takes"),
+        ("--cpus-per-node 4", ""),
+        ("--nodes 3", ""),
+    ],
+)
+def test_cores_of_workers_are_checked_before_a_job_waits(fever: Any, words: str, sentence: str) -> None:
+    if "rllib" in words:
+        pytest.importorskip("torch")
+    done = fever("train", "CartPole-v1", "--dry-run", "--on", "slurm", "--cpus-per-worker", "4", *words.split())
+    assert done.returncode == (2 if sentence else 0)
+    assert done.stderr.startswith(f"fever: {sentence}" if sentence else "")
+    assert len(done.stderr.splitlines()) == bool(sentence)
+
+
 def test_ranks_of_a_step_are_no_shell_of_an_allocation(fever: Any, tmp_path: Path) -> None:
     step = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "3"}
     done = fever("train", "CartPole-v1", "--on", "slurm", **step)

@@ -136,17 +136,25 @@ class Scheduler(Allocation):
     def run(self, order: Order) -> int:
         """Submit a job and follow its log; Ctrl-C detaches, the job continues."""
         run = order.run_directory()
-        elsewhere = (self.modules, self.conda, self.venv, self.shell, self.before_modules, self.container)
-        environment = not any(elsewhere)  # else only the job has it
         if order.dry_run:
-            order.check(environment)
+            self.check(order)
             say(self.script_for(run), end="")
             return 0
         order.reserve(run)
-        order.check(environment)
+        self.check(order)
         log = JobFolder.of(run).log
         shown = log.stat().st_size if log.exists() else 0  # a run that is resumed has a log already
         return order.follow(self.submit(order.config, run, order.flags), shown)
+
+    def check(self, order: Order) -> None:
+        """Find mistakes before a job waits: in what it trains, and in the cores that its workers want of a machine."""
+        from fever.sampling.ray_machines import require_room
+
+        elsewhere = (self.modules, self.conda, self.venv, self.shell, self.before_modules, self.container)
+        order.check(environment=not any(elsewhere))  # else only the job has it
+        cores = [self.cores_of(rank) for rank in range(min(self.nodes, 2))]  # all but the learner's are alike
+        if order.config.cpus_per_worker is not None and None not in cores:
+            require_room([float(count or 0) for count in cores], order.config.cpus_per_worker)
 
     def submit(self, config: RunConfig, run: Path, flags: list[str]) -> Job:
         """Submit a job that trains; the run directory is left as it was if the scheduler refuses."""
