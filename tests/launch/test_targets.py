@@ -67,6 +67,14 @@ def test_every_site_of_a_scheduler_has_a_golden_script() -> None:
     assert files == {word for word, _ in SCRIPTS.values() if word.startswith(str(SITES))}
 
 
+@pytest.mark.parametrize(
+    ("site", "cores"),
+    [("crux", 128), ("polaris", 32), ("aurora", 104 - 2), ("kestrel", 104)],  # Aurora keeps one of each socket
+)
+def test_sites_have_the_cores_that_jobs_may_use(site: str, cores: int) -> None:
+    assert load_target(str(SITES / f"{site}.yaml"), {}).cpus_per_node == cores
+
+
 @pytest.mark.usefixtures("at_home")
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_rendered_script(name: str) -> None:
