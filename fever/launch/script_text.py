@@ -18,6 +18,7 @@ from fever.errors import FeverError
 
 BREAKS = ("Cc", "Zl", "Zp", "Cs")  # Unicode's categories of control characters, line ends, and what has no encoding
 WORD = re.compile(r"[\w.,:/@+=%~^][\w.,:/@+=%~^-]*", re.ASCII)
+PLACE = re.compile(r"(?<!\$)\{(\w+)\}", re.ASCII)  # to be filled in; ${NAME} is a variable
 VARIABLE = re.compile(r"\$(?:\w+|\{\w+\})", re.ASCII)
 
 
@@ -49,6 +50,18 @@ def quote_word(word: str) -> str:
     return "".join(f'"{part}"' if number % 2 else part and shlex.quote(part) for number, part in enumerate(parts))
 
 
+def _check_places(value: str) -> str:
+    if unknown := [name for name in PLACE.findall(value) if name != "nodes"]:
+        raise ValueError(f"{{{unknown[0]}}} is not known; {{nodes}} stands for the number of machines")
+    return value
+
+
+def _check_command(value: str) -> str:
+    if not quote_words(value):  # raises ValueError
+        raise ValueError("must not be empty")
+    return _check_places(value)
+
+
 def _check_word(value: str) -> str:
     if not WORD.fullmatch(value):
         raise ValueError(
@@ -57,7 +70,9 @@ def _check_word(value: str) -> str:
     return value
 
 
-def _check_no_option(value: str) -> str:
+def _check_argument(value: str) -> str:
+    if not value.strip():
+        raise ValueError("must not be empty")
     if value.startswith("-"):
         raise ValueError("must not begin with a dash: it would be taken for an option")
     return value
@@ -71,7 +86,9 @@ def _check_option(value: str) -> str:
 
 
 Word = Annotated[str, AfterValidator(_check_word)]  # of a directive, where nothing is quoted
-Argument = Annotated[str, AfterValidator(_check_no_option)]  # of a command, quoted
+Argument = Annotated[str, AfterValidator(_check_argument)]  # of a command, quoted
+Template = Annotated[str, AfterValidator(_check_places)]  # of a directive, in which {nodes} is replaced
+Command = Annotated[str, AfterValidator(_check_command)]  # of words that are quoted, in which {nodes} is replaced
 Option = Annotated[str, AfterValidator(_check_option)]  # of a command, perhaps with its value as a second word
 
 

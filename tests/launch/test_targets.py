@@ -184,6 +184,12 @@ MISTAKES = {
     "no value": ("kind: slurm\nenv: {A: null}", "env.A=None cannot be used"),
     "no trap": ("kind: slurm\nunset: ['a b']", "'a b' is not the name of a variable"),
     "no folder": ("{kind: ssh, hosts: [a], runs: ''}", "runs='' cannot be used"),
+    "no launcher": ("kind: pbs\nlauncher: ''", "launcher='' cannot be used: must not be empty"),
+    "no image": ("kind: slurm\ncontainer: {image: ' '}", "container.image=' ' cannot be used: must not be empty"),
+    "no module": ("kind: slurm\nmodules: ['']", "modules.0='' cannot be used: must not be empty"),
+    "half a place": ("kind: pbs\nlauncher: mpiexec -n {node}", "{node} is not known; {nodes} stands for the number"),
+    "no place": ("{kind: pbs, select: '{nodes}:ncpus={cpus_per_node}'}", "{cpus_per_node} is not known; {nodes} "),
+    "no places": ("{kind: lsf, resources: '-nnodes {node}'}", "{node} is not known; {nodes} stands for"),
     "half known": ("kind: slurm\ninterfaces: ib0", "did you mean interface?"),
 }
 

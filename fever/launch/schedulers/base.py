@@ -15,8 +15,6 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import field_validator
-
 from fever.config import Duration, RunConfig, setting
 from fever.errors import FeverError
 from fever.job import ENDED, LOG, RUNNING, SCRIPT, STARTED, JobFolder
@@ -25,7 +23,7 @@ from fever.launch.jobs import Job, prepare, remember, undo_for
 from fever.launch.rendezvous.launchers import find_rank
 from fever.launch.schedulers.container import Container
 from fever.launch.schedulers.times import TimeFormat
-from fever.launch.script_text import Argument, Word, quote_words, require_one_line
+from fever.launch.script_text import Argument, Command, Word, quote_words, require_one_line
 from fever.launch.targets import Allocation
 from fever.text import say
 
@@ -256,13 +254,9 @@ class Scheduler(Allocation):
 class MpiScheduler(Scheduler):
     """A scheduler whose jobs start ranks with a launcher of MPI programs, and print only when they have ended."""
 
-    launcher: str = setting("mpiexec -n {nodes} --ppn 1", "what starts one rank on every machine, aprun for example")
-
-    @field_validator("launcher")
-    @classmethod
-    def _words(cls, value: str) -> str:
-        quote_words(value)  # raises ValueError
-        return value
+    launcher: Command = setting(
+        "mpiexec -n {nodes} --ppn 1", "what starts one rank on every machine, aprun for example"
+    )
 
     def launcher_command(self) -> str:
         return quote_words(self.launcher.replace("{nodes}", str(self.nodes)))

@@ -13,6 +13,7 @@ from fever.errors import FeverError
 from fever.job import QUEUED, REPORT, RUNNING
 from fever.launch.schedulers.base import MpiScheduler, call
 from fever.launch.schedulers.times import LSF, TimeFormat
+from fever.launch.script_text import Template
 
 
 class Lsf(MpiScheduler):
@@ -25,7 +26,7 @@ class Lsf(MpiScheduler):
     time_format: ClassVar[TimeFormat] = LSF
 
     kind: Literal["lsf"] = "lsf"
-    resources: str | None = setting(
+    resources: Template | None = setting(
         None, "options that ask for the machines, such as -nnodes {nodes}; null: -n and -R span[ptile=CPUS]"
     )
 

@@ -15,7 +15,7 @@ from fever.config import setting
 from fever.job import QUEUED, REPORT, RUNNING
 from fever.launch.schedulers.base import MpiScheduler, clock
 from fever.launch.schedulers.times import PBS, TimeFormat
-from fever.launch.script_text import Word
+from fever.launch.script_text import Template, Word
 
 CHUNKS = re.compile(r"(?:select=|nodes=)?((?:\d+|\{nodes\})(?=[:+,\s]|$)[^,\s]*)")  # 2:ncpus=64+1:ngpus=4
 
@@ -31,7 +31,7 @@ class Pbs(MpiScheduler):
 
     kind: Literal["pbs"] = "pbs"
     place: Word | None = setting("scatter", "how machines are chosen (-l place=); scatter: every chunk another machine")
-    select: str | None = setting(
+    select: Template | None = setting(
         None, "the machines, one chunk each, such as {nodes}:ncpus=64:system=crux (-l select=); null: by cpus_per_node"
     )
     filesystems: Word | None = setting(None, "file systems that the job needs, such as home:eagle, where a site asks")
