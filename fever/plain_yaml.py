@@ -18,8 +18,8 @@ UNUSUAL = frozenset("&*!%\\")  # characters of aliases, tags, directives and esc
 LONGEST_NUMBER = 100  # characters
 PREFIX = "tag:yaml.org,2002:"  # of the names of types
 NOT_READ = ("timestamp", "value")  # dates, and the name of a default, `=`: they are text
-PLAIN = {  # numbers without a colon: YAML 1.1 reads 1:30:00 as 5400, base 60, and YAML 1.2 as text
-    tag: re.compile(rf"(?!.*:)(?:{pattern.pattern})", re.VERBOSE)
+PLAIN = {  # numbers as they are meant: YAML 1.1 reads 1:30:00 as 5400, base 60, and 0022 as 18, base 8; here: text
+    tag: re.compile(rf"(?!.*:)(?![-+]?0[0-7_]+$)(?:{pattern.pattern})", re.VERBOSE)
     for kinds in yaml.SafeLoader.yaml_implicit_resolvers.values()
     for tag, pattern in kinds
     if tag in (f"{PREFIX}int", f"{PREFIX}float")

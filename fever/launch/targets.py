@@ -86,7 +86,10 @@ class Target(ScriptSettings):
     def _texts(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        return {name: text if text is None else str(text) for name, text in value.items()}  # None is refused
+        for name, text in value.items():
+            if isinstance(text, bool):  # a program may know `off` and not `False`
+                raise ValueError(f"the value of {name} is read as {text}; put it in quotes")
+        return {name: str(text) if isinstance(text, int | float) else text for name, text in value.items()}
 
     @field_validator("env", "unset")
     @classmethod

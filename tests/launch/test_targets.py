@@ -148,6 +148,14 @@ def test_times_are_what_the_schedulers_users_write(tmp_path: Path, kind: str, te
         assert restore_target(target.model_dump(mode="json")) == target
 
 
+def test_numbers_with_a_leading_zero_are_as_they_are_written(tmp_path: Path) -> None:
+    (tmp_path / "site.yaml").write_text("{kind: slurm, time: 010, account: 0123, env: {MASK: 0022, N: 8, X: 0.5}}")
+    target = load_target(str(tmp_path / "site.yaml"), {})
+    assert isinstance(target, Slurm)
+    assert (target.seconds, target.account) == (600, "0123")
+    assert target.env == {"MASK": "0022", "N": "8", "X": "0.5"}
+
+
 @pytest.mark.parametrize(
     ("kind", "options", "said"),
     [
@@ -181,6 +189,8 @@ MISTAKES = {
     "no learner": ("kind: slurm\nlearner: 5", "learner=5 cannot be used"),
     "no word": ("kind: [slurm]", "needs a kind"),
     "variable": ("kind: slurm\nenv: {MY-VAR: 1}", "'MY-VAR' is not the name of a variable"),
+    "a truth value": ("kind: slurm\nenv: {A: off}", "the value of A is read as False; put it in quotes"),
+    "values": ("kind: slurm\nenv: {A: [1]}", "env.A=[1] cannot be used: must be text"),
     "no value": ("kind: slurm\nenv: {A: null}", "env.A=None cannot be used"),
     "no trap": ("kind: slurm\nunset: ['a b']", "'a b' is not the name of a variable"),
     "no folder": ("{kind: ssh, hosts: [a], runs: ''}", "runs='' cannot be used"),
