@@ -23,6 +23,7 @@ from fever.rllib.legacy.reader import (
     read_stop_rules,
     report_bad_input,
 )
+from fever.text import brief
 
 Keys = tuple[str, ...]  # names that lead to a nested setting
 NONDETERMINISTIC = (
@@ -59,11 +60,13 @@ def translate(values: dict[str, Any], where: str, experiment: str | None = None,
 
 def current_algorithm(name: Any, where: str) -> str:
     """The algorithm for the name in `run:`: one of RLlib's, or fever's own Ape-X."""
+    if not isinstance(name, str) or not name.strip():
+        raise FeverError(f"{where}: run={brief(name)} cannot be used: it is the name of one algorithm, such as PPO")
     known = {one.lower(): f"rllib:{one}" for one in old_names.RLLIB_ALGORITHMS}
     known |= {one.lower(): "apex" for one in old_names.APEX}
-    if str(name).lower() in known:
-        return known[str(name).lower()]
-    refuse_removed(str(name), where)
+    if name.lower() in known:
+        return known[name.lower()]
+    refuse_removed(name, where)
     return f"rllib:{name}"  # a newer algorithm, or a mistake that is reported when RLlib is asked for it
 
 

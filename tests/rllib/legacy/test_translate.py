@@ -163,6 +163,12 @@ def test_removed_algorithms_name_the_closest(name: str, nearest: str) -> None:
         old(name)
 
 
+@pytest.mark.parametrize("name", [None, "", 5, True, ["PPO"], {"grid_search": ["PPO", "APPO"]}])
+def test_what_is_run_is_one_algorithm(name: Any) -> None:
+    with pytest.raises(FeverError, match=r"a.yaml: run=.* cannot be used: it is the name of one algorithm, such as"):
+        translate({"one": {"env": "CartPole-v1", "run": name}}, "a.yaml")
+
+
 def test_experiments_are_chosen() -> None:
     values = load_yaml(FOLDER / "two-experiments.yaml")
     with pytest.raises(FeverError, match=r"frozenlake-appo, cartpole-impala; choose one with -f two.yaml:NAME"):
