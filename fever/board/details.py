@@ -269,7 +269,9 @@ def workers(run: Run, state: str) -> dict[str, Any]:
     table = read_json(path)
     written = number(table.get("written")) or 0.0
     later = max(0.0, time.time() - path.stat().st_mtime) if state == RUNNING else 0.0
-    rows = [_worker(row, written, later, state) for row in table.get("workers", []) if isinstance(row, dict)]
+    found = table.get("workers")
+    known = found if isinstance(found, list) else []
+    rows = [_worker(row, written, later, state) for row in known if isinstance(row, dict)]
     hosts: dict[str, dict[str, float]] = {}
     for row in rows:
         host = hosts.setdefault(row["host"], {"workers": 0, "steps_per_second": 0.0})

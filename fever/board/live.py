@@ -12,7 +12,6 @@ from fever.board import details
 from fever.board.curves import COUNTERS, columns_of
 from fever.board.listing import Listing
 from fever.board.values import number, numbers
-from fever.errors import FeverError
 from fever.files import open_regular
 from fever.runs.rows import Follower
 from fever.runs.run import Run, column
@@ -98,7 +97,7 @@ class Watcher:
         """Follow these runs from now on, and no others; unknown ones are left out."""
         self.watched = {name: one for name, one in self.watched.items() if name in names}
         for name in names - self.watched.keys():
-            with suppress(FeverError):
+            with suppress(Exception):  # as below
                 self.watched[name] = Watched(name, self.listing.run(name))
 
     def look(self) -> Iterator[tuple[str | None, Event]]:
@@ -111,7 +110,7 @@ class Watcher:
             if entry is None:
                 del self.watched[name]
                 continue
-            with suppress(FeverError, OSError):
+            with suppress(Exception):  # whatever is in its files, nobody hears less of the other runs
                 for event in one.events(entry.row["state"]):
                     yield name, event
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -233,7 +234,8 @@ class Board(ServerThread):
         """Look at the runs as long as somebody watches."""
         while True:
             if self.readers:
-                self._publish(await asyncio.to_thread(self._changes))
+                with suppress(Exception):  # the next look may succeed
+                    self._publish(await asyncio.to_thread(self._changes))
             await asyncio.sleep(LOOK_SECONDS)
 
     def _changes(self) -> list[tuple[str | None, Event]]:

@@ -119,6 +119,19 @@ def test_a_run_that_is_removed_is_gone_from_the_list(tmp_path: Path) -> None:
     assert (name, kind, content["gone"]) == (None, "runs", ["a"])
 
 
+def test_a_run_with_odd_files_silences_no_other(serve: Serve, tmp_path: Path) -> None:
+    odd, whole = make_run(tmp_path, "odd", [1.0]), make_run(tmp_path, "whole", [1.0])
+    client = serve(tmp_path)
+    with events(client, "odd,whole") as told:
+        (odd.path / layout.WORKERS).write_text('{"written": 1.0, "workers": 5}')
+        append(odd.path / layout.METRICS, {"iteration": 2, "steps": 200, "huge": 10**400})
+        wait_for(lambda: any(found["id"] == "odd" for kind, found in told if kind == "points"), "the odd run's row")
+        append(whole.path / layout.METRICS, {"iteration": 2, "steps": 200})
+        wait_for(lambda: any(found["id"] == "whole" for kind, found in told if kind == "points"), "the other's row")
+    assert client.get("/api/run?id=odd")["metrics"]
+    assert client.get("/api/workers?id=odd")["workers"] == []
+
+
 def test_the_page_is_opened_where_there_is_a_screen(tmp_path: Path) -> None:
     """$BROWSER is a shell script that notes what it was to open."""
     opened, browser = tmp_path / "opened", tmp_path / "browser"
