@@ -102,8 +102,8 @@ class Listing:
         """Runs, searches with their trials, reports on scaling with their measurements."""
         for path in _folders(self.folder):
             is_run, report = os.path.lexists(path / layout.CONFIG), os.path.lexists(path / REPORT)
-            if is_run or report or (path.is_symlink() and (path / layout.CONFIG).exists()):
-                searched = is_run and not path.is_symlink() and (path / layout.TRIALS).is_dir()
+            if is_run or report or (path.is_symlink() and os.path.exists(path / layout.CONFIG)):
+                searched = is_run and not path.is_symlink() and os.path.isdir(path / layout.TRIALS)
                 kind = "search" if searched else "run" if is_run else "scaling"
                 yield path.name, (path, kind, None)
                 if path.is_symlink():
@@ -214,9 +214,13 @@ def _of_report(path: Path) -> Row:
 def _folders(path: Path) -> list[Path]:
     """Folders in a folder, links to some included; none if it cannot be read."""
     with suppress(OSError), os.scandir(path) as found:
-        names = [one.name for one in found if one.is_dir() and not one.name.startswith(".")]
+        names = [one.name for one in found if not one.name.startswith(".") and _is_folder(one)]
         return [path / name for name in names[:MOST_RUNS]]
     return []
+
+
+def _is_folder(one: os.DirEntry[str]) -> bool:
+    return one.is_dir(follow_symlinks=False) or os.path.isdir(one.path)  # its own `is_dir` raises for a link to itself
 
 
 def _signature(path: Path) -> Signature:

@@ -134,6 +134,13 @@ def test_a_damaged_run_hides_no_other_and_is_answered_with_a_sentence(serve: Ser
         assert status == 200 or "\n" not in content["error"]
 
 
+def test_a_link_that_leads_nowhere_hides_no_run(tmp_path: Path) -> None:
+    make_run(tmp_path, "whole", [1.0])
+    (tmp_path / "itself").symlink_to("itself")
+    (tmp_path / "nowhere").symlink_to("nothing")
+    assert list(rows_of(tmp_path)) == ["whole"]
+
+
 def test_numbers_that_json_has_not_and_hostile_texts(serve: Serve, tmp_path: Path) -> None:
     run = make_run(tmp_path, "a", [1.0])
     rows = [
