@@ -22,7 +22,7 @@ from fever.board.listing import RUNNING, Listing, Row
 from fever.board.values import number, numbers, plain, text
 from fever.config import RunConfig, Stop
 from fever.errors import FeverError
-from fever.files import open_regular, read_json
+from fever.files import open_regular, read_json, refuse_link
 from fever.runs.checkpoint import best_of
 from fever.runs.run import Run, column
 from fever.scaling.report import PICTURE, REPORT
@@ -257,6 +257,7 @@ def _short(value: Any) -> float | str:
 def _report(run: Run) -> dict[str, Any]:
     """What `fever scale` found."""
     trials = [path.name for path in run.path.iterdir() if (path / layout.CONFIG).is_file()]
+    refuse_link(run.path / REPORT)  # it is not among what a training makes
     report = plain(read_json(run.path / REPORT))
     return {"report": report, "trials": [f"{run.path.name}/{name}" for name in sorted(trials)]}
 

@@ -17,7 +17,7 @@ from fever import layout
 from fever.board.values import number, text
 from fever.errors import FeverError
 from fever.experiments.select import SEED
-from fever.files import read_json, user_path
+from fever.files import read_json, refuse_link, user_path
 from fever.job import EXIT, RECORD, STARTED
 from fever.runs.groups import experiment_of
 from fever.runs.run import Run
@@ -32,6 +32,7 @@ LOOKED_AT = (  # files whose change makes a row anew
 STAYS = (layout.CONFIG, layout.FACTS)  # of these, files on which the slow part of a row depends
 AGAIN_SECONDS = 2.0  # between two looks whether a run that runs has been killed
 MOST_RUNS = 20_000  # in a folder
+IRREGULAR = (0, -1)  # the stamp of a link, a pipe or a folder
 Signature = tuple[tuple[int, int] | None, ...]
 Row = dict[str, Any]
 
@@ -103,12 +104,13 @@ class Listing:
         for path in _folders(self.folder):
             is_run, report = os.path.lexists(path / layout.CONFIG), os.path.lexists(path / REPORT)
             if is_run or report or (path.is_symlink() and os.path.exists(path / layout.CONFIG)):
-                searched = is_run and not path.is_symlink() and os.path.isdir(path / layout.TRIALS)
+                trials = path / layout.TRIALS
+                searched = is_run and not (path.is_symlink() or trials.is_symlink()) and os.path.isdir(trials)
                 kind = "search" if searched else "run" if is_run else "scaling"
                 yield path.name, (path, kind, None)
                 if path.is_symlink():
                     continue
-                inside = path / layout.TRIALS if searched else path if report else None
+                inside = trials if searched else path if report else None
                 for trial in _folders(inside) if inside is not None else ():
                     if os.path.lexists(trial / layout.CONFIG) and not trial.is_symlink():
                         yield str(trial.relative_to(self.folder)), (trial, "trial", path.name)
@@ -128,6 +130,9 @@ class Listing:
         try:
             if entry.path.is_symlink():
                 raise FeverError("it is a symbolic link, which the page does not follow")
+            odd = (one for one, stamp in zip(LOOKED_AT, entry.signature, strict=True) if stamp == IRREGULAR)
+            for one in (layout.JOB, *odd):
+                refuse_link(entry.path / one)
             if entry.kind == "scaling":
                 return row | _of_report(entry.path)
             stays = tuple(_stamp(entry.path / one) for one in STAYS)
@@ -231,7 +236,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     """What changes when a file is written; None if it is none."""
     with suppress(OSError, ValueError):
         found = os.lstat(path)
-        return (found.st_mtime_ns, found.st_size) if stat.S_ISREG(found.st_mode) else (0, -1)
+        return (found.st_mtime_ns, found.st_size) if stat.S_ISREG(found.st_mode) else IRREGULAR
     return None
 
 

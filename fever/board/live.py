@@ -111,6 +111,7 @@ class Watcher:
                 del self.watched[name]
                 continue
             with suppress(Exception):  # whatever is in its files, nobody hears less of the other runs
+                self.listing.run(name)  # refuses links, which may have come since
                 for event in one.events(entry.row["state"]):
                     yield name, event
 

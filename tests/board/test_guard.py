@@ -10,7 +10,11 @@ from typing import Any
 
 import pytest
 
+from fever import layout
 from fever.board.guard import Guard, is_loopback, token_path
+from fever.board.listing import Listing
+from fever.board.live import Watcher
+from fever.scaling.report import REPORT
 from tests.board.conftest import Client
 from tests.experiments.made import make_run
 
@@ -133,6 +137,45 @@ def test_links_lead_nowhere(serve: Serve, runs: Path, tmp_path: Path) -> None:
             assert status == 404
             assert "symbolic link" in content["error"]
         assert client.ask(f"/file?id={name}&name=videos/secret.png")[0] == 404
+
+
+def test_links_inside_a_run_show_nothing_in_the_list(runs: Path, tmp_path: Path) -> None:
+    outside = make_run(tmp_path / "elsewhere", "foreign", [123.0], env="Secret-v1").path
+    search = make_run(runs, "search", [1.0]).path
+    (search / layout.TRIALS).symlink_to(outside.parent)
+    for name in (layout.CONFIG, layout.METRICS):
+        path = make_run(runs, f"with-{name}", [1.0]).path / name
+        path.unlink()
+        path.symlink_to(outside / name)
+    listing = Listing(runs)
+    listing.scan()
+    rows = {row["id"]: row for row in listing.rows()}
+    assert rows.keys() == {"a", "search", f"with-{layout.CONFIG}", f"with-{layout.METRICS}"}
+    for name in (layout.CONFIG, layout.METRICS):
+        row = rows[f"with-{name}"]
+        assert (row["state"], row["return"]) == ("damaged", None)
+        assert row["env"] != "Secret-v1"
+        assert "symbolic link" in row["reason"]
+
+
+def test_a_report_that_is_a_link_is_not_read(serve: Serve, runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret.json").write_text('{"answer": "secret"}')
+    (runs / "scale").mkdir()
+    (runs / "scale" / REPORT).symlink_to(tmp_path / "secret.json")
+    client = serve(runs)
+    assert "secret" not in str(client.get("/api/runs")).replace("secret.json", "")
+    status, _, content = client.ask("/api/run?id=scale")
+    assert status == 404
+    assert "symbolic link" in content["error"]
+
+
+def test_a_link_that_comes_while_a_run_is_watched_is_not_read(runs: Path, tmp_path: Path) -> None:
+    watcher = Watcher(Listing(runs))
+    watcher.watch({"a"})
+    list(watcher.look())
+    (tmp_path / "secret.txt").write_text("secret\n" * 100)
+    (runs / "a" / layout.LOG).symlink_to(tmp_path / "secret.txt")
+    assert "log" not in [kind for _, (kind, _) in watcher.look()]
 
 
 def test_parts_of_a_video_are_served(serve: Serve, runs: Path) -> None:
