@@ -57,26 +57,33 @@ class Listing:
     def __init__(self, folder: str | Path) -> None:
         self.folder = user_path(folder).resolve()
         self.entries: dict[str, Entry] = {}
+        self.news: dict[str, None] = {}  # ids, in order, of what has changed since `scan` last said so
         self.lock = threading.Lock()  # requests are answered in several threads
 
     def scan(self) -> tuple[list[Row], list[str]]:
-        """Look at the folder; returns rows that are new or have changed, and ids that are gone."""
+        """Look at the folder; returns rows that are new or have changed since the last call, and ids that are gone."""
         with self.lock:
-            return self._scan()
+            self._scan()
+            news, self.news = self.news, {}
+            changed = [self.entries[name].row for name in news if name in self.entries]
+            return changed, [name for name in news if name not in self.entries]
 
-    def _scan(self) -> tuple[list[Row], list[str]]:
+    def refresh(self) -> None:
+        """Look at the folder; what has changed is left for the next `scan` to tell."""
+        with self.lock:
+            self._scan()
+
+    def _scan(self) -> None:
         found = dict(self._find())
-        gone = [name for name in self.entries if name not in found]
-        for name in gone:
+        for name in self.entries.keys() - found.keys():
             del self.entries[name]
-        changed = []
+            self.news[name] = None
         for name, (path, kind, parent) in found.items():
             entry = self.entries.get(name)
             if entry is None or entry.kind != kind:
                 entry = self.entries[name] = Entry(path, kind, parent)
             if self._look(name, entry):
-                changed.append(entry.row)
-        return changed, gone
+                self.news[name] = None
 
     def rows(self) -> list[Row]:
         """All rows as of the last scan, the newest first."""
@@ -85,7 +92,7 @@ class Listing:
     def entry(self, name: str) -> Entry:
         """A run that is known. Raises `FeverError` for any other name, so that no name is ever used as a path."""
         if name not in self.entries:
-            self.scan()
+            self.refresh()
         if (found := self.entries.get(name)) is None:
             raise FeverError("there is no such run here")
         return found

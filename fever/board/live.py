@@ -96,7 +96,10 @@ class Watcher:
     def watch(self, names: set[str]) -> None:
         """Follow these runs from now on, and no others; unknown ones are left out."""
         self.watched = {name: one for name, one in self.watched.items() if name in names}
-        for name in names - self.watched.keys():
+        fresh = names - self.watched.keys()
+        if not fresh <= self.listing.entries.keys():
+            self.listing.refresh()  # once, however many are unknown
+        for name in fresh & self.listing.entries.keys():
             with suppress(Exception):  # as below
                 self.watched[name] = Watched(name, self.listing.run(name))
 

@@ -132,6 +132,17 @@ def test_a_run_with_odd_files_silences_no_other(serve: Serve, tmp_path: Path) ->
     assert client.get("/api/workers?id=odd")["workers"] == []
 
 
+def test_who_watches_a_run_that_is_gone_takes_no_news_from_others(serve: Serve, tmp_path: Path) -> None:
+    run = make_run(tmp_path, "a", [1.0])
+    client = serve(tmp_path)
+    client.get("/api/runs")
+    with events(client, "gone") as told:
+        append(run.path / layout.METRICS, {"iteration": 2, "steps": 200, "return_mean": 7.5})
+        assert client.ask("/api/run?id=gone")[0] == 404
+        wait_for(lambda: "runs" in dict(told), "a row")
+        assert dict(told)["runs"]["rows"][0]["return"] == 7.5
+
+
 def test_the_page_is_opened_where_there_is_a_screen(tmp_path: Path) -> None:
     """$BROWSER is a shell script that notes what it was to open."""
     opened, browser = tmp_path / "opened", tmp_path / "browser"
