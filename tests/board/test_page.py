@@ -280,6 +280,17 @@ def test_the_theme_is_kept(url: str, open_page: OpenPage) -> None:
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
 
 
+def test_a_run_is_live_whatever_its_name(tmp_path: Path, serve_runs: ServeRuns, open_page: OpenPage) -> None:
+    name = "lr=1,seed=0 50%25"
+    run = make_run(tmp_path, name, [1.0, 2.0])
+    page = open_page(serve_runs(tmp_path))
+    page.get_by_role("link", name=name).click()
+    drawn(page, "Learning curve")
+    with (run.path / layout.METRICS).open("a") as file:
+        file.write(json.dumps({"iteration": 3, "steps": 300, "return_mean": 3.0}) + "\n")
+    wait_for(lambda: drawn(page, "Learning curve")["last"] == 300, "the new row", SECONDS)
+
+
 def test_an_empty_folder_says_how_to_begin(tmp_path: Path, open_page: OpenPage) -> None:
     with serving(tmp_path) as address:
         page = open_page(address, refused=True)

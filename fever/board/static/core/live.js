@@ -5,6 +5,8 @@
 //   runs, points, episodes, workers, log, changed    with the server's object as `detail`
 //   lost      the connection broke; it is tried again by itself
 
+import { join } from "./lists.js";
+
 const FIRST_PAUSE = 500; // ms until a broken connection is tried again; doubled up to
 const LONGEST_PAUSE = 8000;
 const HIDDEN_PAUSE = 5000; // a page that nobody has looked at for so long lets go of its connection
@@ -31,7 +33,7 @@ class Live extends EventTarget {
   connect() {
     this.disconnect();
     if (document.hidden) return; // `look` connects when the page is seen
-    const query = this.watched.length ? `?watch=${encodeURIComponent(this.watched.join(","))}` : "";
+    const query = this.watched.length ? `?watch=${encodeURIComponent(join(this.watched))}` : "";
     const source = (this.source = new EventSource(`/api/events${query}`));
     source.onopen = () => {
       if (source !== this.source) return;
