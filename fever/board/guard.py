@@ -23,7 +23,7 @@ from fever.errors import FeverError
 from fever.files import write_atomically
 from fever.job import records
 
-COOKIE = "fever_board"
+COOKIE = "fever_board"  # begins its name
 OPEN = ("/login", "/static/login.js", "/static/login.css")  # what needs no token
 REFUSED_SECONDS = 1.0  # until a wrong token is answered
 HEADERS = {
@@ -125,7 +125,7 @@ class Guard:
         return address.is_loopback or not self.local
 
     def _is_known(self, request: web.Request) -> bool:
-        given = request.cookies.get(COOKIE, "").encode()
+        given = request.cookies.get(cookie_name(request), "").encode(errors="replace")
         return any(hmac.compare_digest(given, one.encode()) for one in self.sessions)
 
     async def log_in(self, request: web.Request) -> web.Response:
@@ -137,8 +137,14 @@ class Guard:
         session = secrets.token_urlsafe(32)
         self.sessions.add(session)
         response = web.json_response({})
-        response.set_cookie(COOKIE, session, httponly=True, samesite="Strict")
+        response.set_cookie(cookie_name(request), session, httponly=True, samesite="Strict")
         return response
+
+
+def cookie_name(request: web.Request) -> str:
+    """It has the port: browsers send a cookie to all ports of a machine, and several pages may be served there."""
+    port = re.search(r":(\d+)$", request.headers.get("Host", ""))
+    return f"{COOKIE}_{port[1] if port else 80}"
 
 
 def sentence(status: int, text: str) -> web.Response:

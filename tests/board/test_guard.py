@@ -211,7 +211,7 @@ def test_other_machines_need_the_token(
     assert (status, headers["Location"]) == (302, "/login")
     assert b"Token" in client.ask("/login")[2]
     assert client.ask("/login", "POST", "wrong")[0] == 401
-    assert client.ask("/api/runs", Cookie="fever_board=")[0] == 401
+    assert client.ask("/api/runs", Cookie=f"fever_board_{client.port}=")[0] == 401
     token = token_path().read_text().strip()
     assert client.ask("/login", "POST", token, Host="evil.example")[0] == 403
     status, headers, _ = client.ask("/login", "POST", token)
@@ -223,6 +223,21 @@ def test_other_machines_need_the_token(
     assert client.ask("/api/runs", Cookie=cookie.partition(";")[0])[0] == 200
     output = capsys.readouterr()
     assert token not in output.out + output.err
+
+
+def test_pages_at_two_ports_of_a_machine_do_not_log_each_other_out(
+    serve: Serve, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEVER_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("fever.board.guard.is_loopback", lambda host: False)
+    clients = [serve(runs), serve(runs)]
+    cookies: dict[str, str] = {}  # as a browser keeps them: by name, whatever the port
+    for client in clients:
+        headers = client.ask("/login", "POST", token_path().read_text().strip())[1]
+        name, _, value = headers["Set-Cookie"].partition(";")[0].partition("=")
+        cookies[name] = value
+    sent = "; ".join(f"{name}={value}" for name, value in cookies.items())
+    assert [client.ask("/api/runs", Cookie=sent)[0] for client in clients] == [200, 200]
 
 
 def test_a_token_that_others_could_read_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
