@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +172,7 @@ def _of_configuration(run: Run) -> Row:
         facts = run.facts
     began = None
     with suppress(ValueError, OverflowError):
-        began = time.mktime(time.strptime(str(facts.get("time"))[:19], "%Y-%m-%dT%H:%M:%S"))
+        began = datetime.strptime(str(facts.get("time")), "%Y-%m-%dT%H:%M:%S%z").timestamp()
     return {
         "env": text(config.env, 200), "algo": text(config.algo, 200), "seed": config.seed, "workers": config.workers,
         "goal": number(config.stop.reward), "experiment": None if config.search else experiment_of(config),

@@ -82,6 +82,13 @@ def test_a_row_has_the_last_figures_and_the_experiment(tmp_path: Path) -> None:
     assert (row["return"], row["steps"], row["iteration"], row["seed"]) == (6.0, 200, 2, 1)
 
 
+def test_when_a_run_began_does_not_depend_on_the_clock_of_its_place(tmp_path: Path) -> None:
+    for name, moment in {"here": "2026-01-02T12:00:00+0000", "there": "2026-01-02T20:30:00+0900"}.items():
+        (make_run(tmp_path, name, [1.0]).path / layout.FACTS).write_text(json.dumps({"time": moment}))
+    rows = rows_of(tmp_path)
+    assert rows["here"]["began"] - rows["there"]["began"] == 1800
+
+
 def test_only_what_has_changed_is_read_again(tmp_path: Path) -> None:
     runs = make_experiment(tmp_path, "ppo", [[1.0], [2.0], [3.0]])
     listing = Listing(tmp_path)
