@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from fever import layout
-from fever.board.listing import RUNNING, Listing, Row
+from fever.board.listing import RUNNING, Listing, Row, spelled
 from fever.board.values import number, numbers, plain, text
 from fever.config import RunConfig, Stop
 from fever.errors import FeverError
@@ -183,12 +183,13 @@ def _pictures(run: Run) -> Iterable[dict[str, Any]]:
 
 
 def _files(folder: Path, endings: tuple[str, ...]) -> Iterable[tuple[Path, os.stat_result]]:
-    """Regular files in a folder, links and hidden ones left out."""
+    """Regular files in a folder; links, hidden ones and those whose names are no text are left out."""
     with suppress(OSError), os.scandir(folder) as entries:
         for one in entries:
             path = Path(one.path)
             found = one.stat(follow_symlinks=False)
-            if path.suffix in endings and stat.S_ISREG(found.st_mode) and not path.name.startswith("."):
+            named = not path.name.startswith(".") and spelled(path.name) == path.name
+            if named and path.suffix in endings and stat.S_ISREG(found.st_mode):
                 yield path, found
 
 
@@ -259,7 +260,7 @@ def _report(run: Run) -> dict[str, Any]:
     trials = [path.name for path in run.path.iterdir() if (path / layout.CONFIG).is_file()]
     refuse_link(run.path / REPORT)  # it is not among what a training makes
     report = plain(read_json(run.path / REPORT))
-    return {"report": report, "trials": [f"{run.path.name}/{name}" for name in sorted(trials)]}
+    return {"report": report, "trials": [spelled(f"{run.path.name}/{name}") for name in sorted(trials)]}
 
 
 def workers(run: Run, state: str) -> dict[str, Any]:

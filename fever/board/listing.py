@@ -115,13 +115,14 @@ class Listing:
                 trials = path / layout.TRIALS
                 searched = is_run and not (path.is_symlink() or trials.is_symlink()) and os.path.isdir(trials)
                 kind = "search" if searched else "run" if is_run else "scaling"
-                yield path.name, (path, kind, None)
+                name = spelled(path.name)
+                yield name, (path, kind, None)
                 if path.is_symlink():
                     continue
                 inside = trials if searched else path if report else None
                 for trial in _folders(inside) if inside is not None else ():
                     if os.path.lexists(trial / layout.CONFIG) and not trial.is_symlink():
-                        yield str(trial.relative_to(self.folder)), (trial, "trial", path.name)
+                        yield spelled(str(trial.relative_to(self.folder))), (trial, "trial", name)
 
     def _look(self, name: str, entry: Entry) -> bool:
         """Make the row anew if a file has changed; returns whether it is another one."""
@@ -230,6 +231,11 @@ def _folders(path: Path) -> list[Path]:
         names = [one.name for one in found if not one.name.startswith(".") and _is_folder(one)]
         return [path / name for name in names[:MOST_RUNS]]
     return []
+
+
+def spelled(name: str) -> str:
+    """A name with bytes that are no text, if it has any, as codes: browsers cannot ask for halves of characters."""
+    return os.fsencode(name).decode(errors="backslashreplace")
 
 
 def _is_folder(one: os.DirEntry[str]) -> bool:

@@ -291,6 +291,20 @@ def test_a_run_is_live_whatever_its_name(tmp_path: Path, serve_runs: ServeRuns, 
     wait_for(lambda: drawn(page, "Learning curve")["last"] == 300, "the new row", SECONDS)
 
 
+def test_a_folder_whose_name_is_no_text_hides_no_run(
+    tmp_path: Path, serve_runs: ServeRuns, open_page: OpenPage
+) -> None:
+    folder = tmp_path / "runs"
+    make_run(folder, "whole", [1.0])
+    odd = make_run(folder, os.fsdecode(b"\xdcbung"), [1.0, 2.0], algo="a2c")  # written by a system with Latin-1
+    (odd.path / layout.VIDEOS).mkdir()
+    (odd.path / layout.VIDEOS / os.fsdecode(b"\xdc.gif")).write_bytes(b"GIF89a")
+    page = open_page(serve_runs(folder))
+    assert "whole" in rows_of(page, 2)
+    page.get_by_role("link", name="bung").click()
+    assert drawn(page, "Learning curve")["last"] == 200
+
+
 def test_an_empty_folder_says_how_to_begin(tmp_path: Path, open_page: OpenPage) -> None:
     with serving(tmp_path) as address:
         page = open_page(address, refused=True)
