@@ -31,7 +31,7 @@ LOOKED_AT = (  # files whose change makes a row anew
     f"{layout.JOB}/{RECORD}", f"{layout.JOB}/{STARTED}", f"{layout.JOB}/{EXIT}",
 )  # fmt: skip
 STAYS = (layout.CONFIG, layout.FACTS)  # of these, files on which the slow part of a row depends
-AGAIN_SECONDS = 2.0  # between two looks whether a run that runs has been killed
+AGAIN_SECONDS = 2.0  # between two looks whether a run that runs has been killed, or one can be read that could not
 MOST_RUNS = 20_000  # in a folder
 IRREGULAR = (0, -1)  # the stamp of a link, a pipe or a folder
 Signature = tuple[tuple[int, int] | None, ...]
@@ -127,7 +127,7 @@ class Listing:
     def _look(self, name: str, entry: Entry) -> bool:
         """Make the row anew if a file has changed; returns whether it is another one."""
         signature, now = _signature(entry.path), time.monotonic()
-        again = entry.row.get("state") in (RUNNING, QUEUED) and now - entry.looked >= AGAIN_SECONDS
+        again = entry.row.get("state") in (RUNNING, QUEUED, DAMAGED) and now - entry.looked >= AGAIN_SECONDS
         if signature == entry.signature and not again:
             return False
         before, entry.signature, entry.looked = entry.row, signature, now

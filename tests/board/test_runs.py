@@ -16,6 +16,7 @@ from fever import layout
 from fever.board.listing import Listing
 from fever.job import RECORD, STARTED
 from fever.runs.lock import RunLock
+from fever.runs.run import Run
 from tests.board.conftest import Client
 from tests.experiments.made import make_experiment, make_run, write_rows
 
@@ -70,6 +71,20 @@ def test_a_run_that_is_killed_is_noticed_although_no_file_changes(
     lock.release()
     listing.scan()
     assert listing.rows()[0]["state"] == "killed"
+
+
+def test_a_run_that_could_not_be_read_for_a_moment_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fever.board.listing.AGAIN_SECONDS", 0.0)
+    make_run(tmp_path, "a", [1.0])
+    listing = Listing(tmp_path)
+    with monkeypatch.context() as failing:
+        failing.setattr(Run, "last_row", lambda run: os.stat(tmp_path / "not mounted"))
+        listing.scan()
+    assert listing.rows()[0]["state"] == "damaged"
+    listing.scan()
+    assert listing.rows()[0]["state"] == "done"
 
 
 def test_a_row_has_the_last_figures_and_the_experiment(tmp_path: Path) -> None:
