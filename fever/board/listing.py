@@ -82,9 +82,10 @@ class Listing:
         for name, (path, kind, parent) in found.items():
             entry = self.entries.get(name)
             if entry is None or entry.kind != kind:
-                entry = self.entries[name] = Entry(path, kind, parent)
+                entry = Entry(path, kind, parent)
             if self._look(name, entry):
                 self.news[name] = None
+            self.entries[name] = entry  # with its row, which other threads may ask for at any time
 
     def rows(self) -> list[Row]:
         """All rows as of the last scan, the newest first."""

@@ -117,6 +117,15 @@ def test_only_what_has_changed_is_read_again(tmp_path: Path) -> None:
     assert listing.scan() == ([], ["ppo-seed-2"])
 
 
+def test_no_run_is_known_before_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_run(tmp_path, "a", [1.0])
+    listing, seen = Listing(tmp_path), []
+    whole = listing._row
+    monkeypatch.setattr(listing, "_row", lambda *given: (seen.append(listing.rows()), whole(*given))[1])  # meanwhile
+    assert len(listing.scan()[0]) == 1
+    assert seen == [[]]
+
+
 def test_trials_of_a_search_and_runs_of_a_report_belong_to_it(tmp_path: Path) -> None:
     make_run(tmp_path, "search", [1.0])
     make_run(tmp_path / "search" / layout.TRIALS, "0001", [1.0])
