@@ -105,6 +105,24 @@ def test_a_run_is_shown_with_all_its_parts(url: str, open_page: OpenPage) -> Non
     assert "tab=checkpoints" in page.url
 
 
+# How many pixels right of the plot's edge, and beside it, have a colour.
+BESIDE = """chart => {
+  const [canvas, over] = [chart.querySelector("canvas"), chart.querySelector(".u-over")];
+  const [x, y, height] = [over.offsetLeft + over.offsetWidth, over.offsetTop, over.offsetHeight];
+  const places = [x + 1, y, 2, height].map((place) => place * devicePixelRatio);
+  const { data } = canvas.getContext("2d").getImageData(...places);
+  return data.filter((value, index) => index % 4 === 3 && value).length;
+}"""
+
+
+def test_the_last_evaluation_is_not_cut(tmp_path: Path, serve_runs: ServeRuns, open_page: OpenPage) -> None:
+    make_run(tmp_path, "a", [1.0, 2.0, 3.0], evaluations=[1.0, 2.0, 3.0])
+    page = open_page(f"{serve_runs(tmp_path)}#/run/a")
+    chart = page.locator('section.chart[aria-label="Learning curve"]')
+    wait_for(lambda: drawn(page, "Learning curve")["last"] == 300, "the curve", SECONDS)
+    wait_for(lambda: chart.evaluate(BESIDE) > 4, "the whole point", SECONDS)
+
+
 def test_a_damaged_or_missing_run_is_one_sentence(url: str, open_page: OpenPage) -> None:
     page = open_page(f"{url}#/run/broken", refused=True)
     page.locator(".reason", has_text="config.yaml is not YAML").wait_for()

@@ -4,6 +4,8 @@
 import { extent } from "./smooth.js";
 import { transparent } from "./palette.js";
 
+const BEYOND = 5; // pixels beside the plot: a point at its edge, such as the last evaluation, is seen whole
+
 /** Least and greatest y of what a scene has besides curves, within the x range shown. */
 export function overlayExtent(scene, hidden, from, to) {
   let low = Infinity;
@@ -95,9 +97,10 @@ function drawWhiskers(u, context, ratio, marks, colour) {
 
 function clipped(u, draw) {
   const { ctx: context, bbox } = u;
+  const beyond = BEYOND * devicePixelRatio;
   context.save();
   context.beginPath();
-  context.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+  context.rect(bbox.left - beyond, bbox.top, bbox.width + 2 * beyond, bbox.height);
   context.clip();
   draw(context, devicePixelRatio);
   context.restore();
