@@ -22,6 +22,15 @@ ADVICE = {
 
 def answer(figures: Figures) -> str:
     """Whether there is a speedup, in one sentence with intervals."""
+    found, others = _answer(figures), figures.counts[1:]
+    once = [one for one in others if verdict(one, figures.base) == UNKNOWN]
+    if not once or len(once) == len(others):  # of all of them it says so itself
+        return found
+    return f"{found}; measured in one round only, which says nothing of noise: {_compared(figures, once[-1])}"
+
+
+def _answer(figures: Figures) -> str:
+    """What the counts say that have an interval, if any has."""
     if len(figures.counts) < 2:
         return "cannot be told: fewer than two counts could be measured"
     base, kind = figures.base, figures.plan.kind

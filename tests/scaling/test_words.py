@@ -85,6 +85,14 @@ def test_a_difference_within_the_noise_is_called_that() -> None:
     assert "noise" in words.speedup_words(found, found.counts[1])
 
 
+def test_a_count_of_one_round_is_not_passed_over() -> None:
+    """After Ctrl-C in the second round."""
+    found = words.answer(noisy({1: [100, 130], 2: [110, 115], 4: [390]}))
+    assert found.startswith("no difference beyond the noise: 2 workers are ")
+    assert found.endswith("in one round only, which says nothing of noise: 4 workers are 3.90 times as fast as 1")
+    assert "in one round" not in words.answer(noisy({1: [100, 101], 2: [200, 201]}))
+
+
 def test_what_slows_the_machine_in_one_round_slows_all_counts() -> None:
     """Compared within rounds, the counts differ clearly although the rounds do more."""
     assert words.answer(noisy({1: [100, 50, 10], 2: [150, 76, 15]})).startswith("yes: 2 workers are 1.51 times")
