@@ -48,10 +48,11 @@ class Reader:
 
     def __init__(self, names: set[str]) -> None:
         self.names = names
-        self.queue: asyncio.Queue[Event] = asyncio.Queue(WAITING)
+        self.queue: asyncio.Queue[bytes] = asyncio.Queue(WAITING)
         self.behind = False
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: bytes) -> None:
+        """An event as it is sent."""
         try:
             self.queue.put_nowait(event)
         except asyncio.QueueFull:
@@ -108,7 +109,7 @@ class Board(ServerThread):
         looking.cancel()
         for reader in self.readers:
             reader.behind = True
-            reader.tell(("end", {}))
+            reader.tell(encoded("end", {}))
         await runner.cleanup()
 
     # what is served
@@ -213,11 +214,10 @@ class Board(ServerThread):
             await response.write(b": alive\n\n")  # from here on nothing is missed: the page fetches now
             while not reader.behind:
                 try:
-                    kind, content = await asyncio.wait_for(reader.queue.get(), ALIVE_SECONDS)
+                    event = await asyncio.wait_for(reader.queue.get(), ALIVE_SECONDS)
                 except TimeoutError:
-                    await response.write(b": alive\n\n")
-                    continue
-                await response.write(b"event: " + kind.encode() + b"\ndata: " + to_json(content) + b"\n\n")
+                    event = b": alive\n\n"
+                await response.write(event)
         except (ConnectionError, asyncio.CancelledError):
             pass
         finally:
@@ -245,9 +245,10 @@ class Board(ServerThread):
 
     def _publish(self, events: list[tuple[str | None, Event]]) -> None:
         for name, (kind, content) in events:
-            for reader in self.readers:
-                if name is None or name in reader.names:
-                    reader.tell((kind, {**content, "now": time.time()}))
+            told = [reader for reader in self.readers if name is None or name in reader.names]
+            event = encoded(kind, {**content, "now": time.time()}) if told else b""  # once, however many pages are open
+            for reader in told:
+                reader.tell(event)
 
 
 def bind(host: str, port: int | None) -> socket.socket:
@@ -276,6 +277,11 @@ def _listen(kind: int, address: tuple[Any, int]) -> socket.socket:
         made.close()
         raise
     return made
+
+
+def encoded(kind: str, content: dict[str, Any]) -> bytes:
+    """A server-sent event."""
+    return b"event: " + kind.encode() + b"\ndata: " + to_json(content) + b"\n\n"
 
 
 def to_json(value: Any) -> bytes:

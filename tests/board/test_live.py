@@ -15,7 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fever import layout
+from fever.board import server
 from fever.board.listing import Listing
 from fever.board.live import Watcher
 from tests.board.conftest import Client
@@ -77,6 +80,19 @@ def test_new_rows_are_told_to_those_who_watch_the_run(serve: Serve, tmp_path: Pa
         assert dict(told)["log"]["text"] == "first\nsecond\n"
         assert dict(told)["runs"]["rows"][0]["return"] == 7.5
         assert "points" not in dict(others)
+
+
+def test_an_event_is_written_once_however_many_pages_are_open(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path, "a", [1.0])
+    client, written = serve(tmp_path), []
+    whole = server.to_json
+    monkeypatch.setattr(server, "to_json", lambda value: (written.append("columns" in value), whole(value))[1])
+    with events(client, "a") as one, events(client, "a") as other:
+        append(run.path / layout.METRICS, {"iteration": 2, "steps": 200})
+        wait_for(lambda: "points" in dict(one) and "points" in dict(other), "the row in both")
+    assert sum(written) == 1
 
 
 def test_checkpoints_and_workers_are_told(tmp_path: Path) -> None:
