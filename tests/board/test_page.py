@@ -180,6 +180,15 @@ def test_runs_are_compared_over_each_other(url: str, open_page: OpenPage) -> Non
     until(page, "document.querySelectorAll('.legend-entry').length === 3")
 
 
+def test_a_mean_that_is_only_a_point_is_explained(tmp_path: Path, serve_runs: ServeRuns, open_page: OpenPage) -> None:
+    for seed, every in enumerate((100, 1000)):  # the first ends before the other begins
+        make_run(tmp_path, f"a-seed-{seed}", [1.0, 2.0, 3.0], seed=seed, every=every)
+    page = open_page(f"{serve_runs(tmp_path)}#/compare?band=1&runs=a-seed-0,a-seed-1")
+    page.get_by_text("one ends before all have begun on this axis").wait_for()
+    page.get_by_role("button", name="Episodes").click()
+    page.get_by_text("one ends before all have begun on this axis").wait_for(state="hidden")
+
+
 def test_everything_is_reached_by_keyboard(url: str, open_page: OpenPage) -> None:
     page = open_page(url)
     rows_of(page, 6)

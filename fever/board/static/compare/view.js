@@ -142,6 +142,8 @@ export class CompareView {
     let text = "";
     if (!ids.length) text = "No runs are chosen: tick some in the list of runs.";
     else if (errors.size) text = [...errors.values()][0];
+    else if (this.asked.band && [...this.data.means.values()].some(({ x, runs }) => runs > 1 && x.length === 1))
+      text = "Of some runs, one ends before all have begun on this axis: their mean is a point.";
     else if (this.tooMany > 0) text = `The first ${MOST} runs are shown; ${this.tooMany} more are left out.`;
     this.message.hidden = !text;
     if (text) setText(this.message, visible(text, 500));
