@@ -180,6 +180,15 @@ def test_runs_are_compared_over_each_other(url: str, open_page: OpenPage) -> Non
     until(page, "document.querySelectorAll('.legend-entry').length === 3")
 
 
+def test_a_stop_rule_hides_no_setting_of_its_name(tmp_path: Path, serve_runs: ServeRuns, open_page: OpenPage) -> None:
+    for name, steps in {"a": 128, "b": 32}.items():
+        make_run(tmp_path, name, [1.0, 2.0], stop={"steps": 200}, settings={"steps": steps})
+    page = open_page(f"{serve_runs(tmp_path)}#/compare?runs=a,b")
+    page.locator(".compare-runs tbody tr").nth(1).wait_for()
+    cells = [row.locator("th, td").all_inner_texts() for row in page.locator(".compare-runs tr").all()]
+    assert [row[6:] for row in cells] == [["steps"], ["128"], ["32"]]
+
+
 def test_a_mean_that_is_only_a_point_is_explained(tmp_path: Path, serve_runs: ServeRuns, open_page: OpenPage) -> None:
     for seed, every in enumerate((100, 1000)):  # the first ends before the other begins
         make_run(tmp_path, f"a-seed-{seed}", [1.0, 2.0, 3.0], seed=seed, every=every)

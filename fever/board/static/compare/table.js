@@ -9,14 +9,18 @@ import { lastOf } from "../charts/smooth.js";
 // They differ without making the runs different.
 const OWN_TO_A_RUN = new Set(["name", "runs", "seed"]);
 
+/** The name of a setting: `stop.steps` is another one than the algorithm's `steps`. */
+const nameOf = ({ group, name }) => (group === "stop" ? `stop.${name}` : name);
+
 /** Names of settings whose values differ between runs, in the order of the configuration. */
 function differing(infos) {
   const values = new Map(); // name -> the set of its values
   for (const info of infos) {
     for (const item of info.config) {
-      if (OWN_TO_A_RUN.has(item.name)) continue;
-      if (!values.has(item.name)) values.set(item.name, { kinds: new Set(), runs: 0, changed: false });
-      const known = values.get(item.name);
+      const name = nameOf(item);
+      if (OWN_TO_A_RUN.has(name)) continue;
+      if (!values.has(name)) values.set(name, { kinds: new Set(), runs: 0, changed: false });
+      const known = values.get(name);
       known.kinds.add(item.value);
       known.runs += 1;
       known.changed ||= item.changed;
@@ -73,7 +77,7 @@ export class RunTable {
     mark.update(row);
     const curve = curves.find((each) => each.ids.includes(id));
     const swatch = h("span.swatch", { "data-colour": curve ? curve.colour % 8 : null, "aria-hidden": "true" });
-    const values = names.map((name) => info.config.find((item) => item.name === name)?.value);
+    const values = names.map((name) => info.config.find((item) => nameOf(item) === name)?.value);
     return h(
       "tr",
       {},
