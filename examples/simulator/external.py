@@ -23,6 +23,9 @@ LOG = "log.txt"  # in the folder of a try: all that the program printed, and why
 # gone, perhaps by SIGKILL. In the background it is no child of this process: Ray kills those along with a worker.
 GUARD = """exec 3<&0
 { while read -r group <&3; do running=$group; done; [ -z "$running" ] || kill -s KILL -- "-$running"; } &"""
+# The program's own process tells the guard its group, before it becomes the program: this process may be killed at any
+# moment, also before it knows that group.
+START = 'echo "$$" >&0; exec "$@" 0</dev/null'
 Result = TypeVar("Result")
 
 
@@ -84,23 +87,22 @@ class Program:
         begin = time.monotonic()
         with (folder / LOG).open("wb") as log:
             self.process = subprocess.Popen(
-                self.command,
+                ["sh", "-c", START, "sh", *self.command],
                 cwd=folder,
-                stdin=subprocess.DEVNULL,
+                stdin=self.guard.stdin,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # makes it and its children one group, which can be killed as a whole
             )
         timer = threading.Timer(self.timeout, self._kill)  # wait(timeout) looks only every 50 ms
         try:
-            self._tell_guard(str(self.process.pid))
             timer.start()
             code = None if self.closed else self.process.wait()
         finally:
             timer.cancel()
             self._kill()
             self.process = None
-            self._tell_guard("")
+            self._tell_guard_that_nothing_runs()
         if self.closed:
             raise FeverError("the environment was closed in the middle of a step")
         if code != 0:
@@ -115,10 +117,10 @@ class Program:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
-    def _tell_guard(self, group: str) -> None:
+    def _tell_guard_that_nothing_runs(self) -> None:
         assert self.guard.stdin is not None
         with suppress(OSError, ValueError):  # without it steps go on; ValueError: closed by another thread
-            self.guard.stdin.write(f"{group}\n".encode())
+            self.guard.stdin.write(b"\n")
 
     def _keep(self, folder: Path, reason: str) -> None:
         """Make a folder that of the last failure, for people to look at."""
