@@ -30,7 +30,7 @@ def describe(
         "answer": words.answer(figures), "bottleneck": words.bottleneck(figures), "notes": words.notes(figures, load),
         "counts": [_count(figures, one) for one in figures.counts],
         "failed": [{"count": one.count, "round": one.round, "problem": one.problem} for one in figures.failed],
-        "predicted": [_prediction(figures, count) for count in predicted],
+        "predicted": [_prediction(figures, count) for count in predicted], "predictions": model_words(figures),
         "model": None if model is None else {**model.describe(), "held_out_error": figures.held_out},
     }  # fmt: skip
 

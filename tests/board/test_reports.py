@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from fever import layout
+from fever.scaling import report
 from tests.board.conftest import HOSTILE, SECONDS, OpenPage, ServeRuns, serving
 from tests.experiments.made import make_run, write_rows
 from tests.helpers import wait_for
+from tests.scaling.synthetic import figures, waits_for_learner
 
 SHARES = {"environment": 0.9, "inference": 0.05, "transfer": 0.03, "learner": 0.02}
 REPORT = {
@@ -72,6 +74,16 @@ def test_a_report_says_what_was_measured_and_predicted(reports: str, open_page: 
     page.get_by_text("at most 1.7 % off for what was run; fitted without 4, it is 6.1 % off for 4.").wait_for()
     page.get_by_text(HOSTILE).wait_for()
     assert [row[0] for row in table(page, "Its runs")[1:]] == ["workers-1-round-1", "workers-4-round-1"]
+
+
+def test_a_report_says_how_far_its_predictions_can_be_trusted(
+    tmp_path: Path, serve_runs: ServeRuns, open_page: OpenPage
+) -> None:
+    found = figures({count: waits_for_learner(count) for count in (0, 1, 2)})
+    (tmp_path / "scale").mkdir()
+    report.write(found, [64], tmp_path / "scale", True, None)
+    page = open_page(f"{serve_runs(tmp_path)}#/run/scale")
+    page.get_by_text("two numbers of workers always fit: a third one shows how good predictions are").wait_for()
 
 
 def test_a_search_shows_what_its_trials_tried_the_best_score_first(reports: str, open_page: OpenPage) -> None:

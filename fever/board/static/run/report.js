@@ -53,8 +53,10 @@ function times(kind, counts) {
   ];
 }
 
-/** How far the model is off, as a sentence. */
+/** How far the model is off, in the report's own words; those of earlier versions have none. */
 function trusted(report, counts) {
+  const { predictions } = report;
+  if (typeof predictions === "string") return [h("p", {}, `Predictions: ${visible(predictions, LONGEST)}`)];
   const errors = counts.map((row) => row.error).filter((error) => typeof error === "number");
   if (!errors.length) return [];
   const off = `The model is at most ${percent(Math.max(...errors.map(Math.abs)))} off for what was run`;
