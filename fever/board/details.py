@@ -147,16 +147,17 @@ def _facts(run: Run) -> list[list[str]]:
 
 
 def _checkpoints(run: Run) -> list[dict[str, Any]]:
-    found = run.checkpoints()
+    found, rows = run.checkpoints(), []
     best = best_of(found)
-    return [
-        {
-            "iteration": one.iteration, "steps": number(one.manifest.get("steps")), "score": number(one.score),
-            "score_of": text(one.manifest.get("score_of", ""), 50), "best": best is not None and one.path == best.path,
-            "last": one is found[-1], "bytes": _size(one.path), "written": one.path.stat().st_mtime,
-        }
-        for one in found
-    ]  # fmt: skip
+    for one in found:
+        with suppress(FileNotFoundError):  # the training has removed it meanwhile
+            rows.append({
+                "iteration": one.iteration, "steps": number(one.manifest.get("steps")), "score": number(one.score),
+                "score_of": text(one.manifest.get("score_of", ""), 50),
+                "best": best is not None and one.path == best.path, "last": one is found[-1],
+                "bytes": _size(one.path), "written": one.path.stat().st_mtime,
+            })  # fmt: skip
+    return rows
 
 
 def _size(folder: Path) -> int:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fever import layout
@@ -228,6 +230,23 @@ def test_details_of_a_run_that_was_trained(serve: Serve, trained: dict[str, Any]
     assert series["x"]["iteration"][-1] == found["row"]["iteration"]
     episodes = client.get("/api/episodes?id=first&points=10000")
     assert len(episodes["steps"]) == found["row"]["episodes"]
+
+
+def test_a_checkpoint_that_is_removed_meanwhile_is_left_out(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path, "a", [1.0])
+    for iteration in (1, 2):
+        run.save_checkpoint({"x": np.zeros(1)}, {"iteration": iteration, "score": None}, keep=3)
+    read = Run.checkpoints
+
+    def read_and_lose_one(run: Run) -> Any:
+        found = read(run)
+        shutil.rmtree(found[0].path)
+        return found
+
+    monkeypatch.setattr(Run, "checkpoints", read_and_lose_one)
+    assert [one["iteration"] for one in serve(tmp_path).get("/api/run?id=a")["checkpoints"]] == [2]
 
 
 def test_a_mean_over_seeds_has_a_band(serve: Serve, tmp_path: Path) -> None:
