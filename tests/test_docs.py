@@ -15,6 +15,7 @@ from tests.helpers import ROOT
 PAGE = (ROOT / "docs" / "python.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

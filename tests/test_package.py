@@ -74,6 +74,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
     return Installed(wheel, tmp_path_factory.mktemp("installed"))
 
 
+@pytest.mark.slow
 def test_wheel_works_in_a_clean_environment(installed: Installed) -> None:
     run, fever = installed.run, installed.fever
     assert run(installed.python, "-c", "import fever; print(fever.__file__)") == f"{installed.site}/fever/__init__.py\n"

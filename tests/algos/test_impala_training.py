@@ -92,6 +92,7 @@ def test_memory_is_learned_by_a_recurrent_policy(tmp_path: Path) -> None:
     assert result.stop_reason == "reward"
 
 
+@pytest.mark.slow
 def test_images_are_told_apart(tmp_path: Path) -> None:
     result = train(
         ImageEnv, "impala", tmp_path, steps=16, convolution_features=64,

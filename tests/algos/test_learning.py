@@ -88,6 +88,7 @@ def test_pendulum_swings_up_by_sac(tmp_path: Path) -> None:
     assert result.stop_reason == "reward"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ["td3", "tqc"])
 def test_pendulum_swings_up_by_the_other_actor_critics(tmp_path: Path, algo: str) -> None:
     stop = {"reward": -300, "steps": 20_000, "window": 10}
@@ -136,6 +137,7 @@ def test_memory_is_not_learned_without_recurrence(tmp_path: Path) -> None:
     assert result.return_mean < 0.7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["hwc", "chw"])
 def test_small_images_are_told_apart(tmp_path: Path, order: str) -> None:
     result = train(

@@ -360,6 +360,7 @@ def test_a_missing_extra_is_named(monkeypatch: Any, capsys: Any) -> None:
     assert capsys.readouterr().err == f'fever: {needs} pip install "fever[box2d]"\n'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", ["LunarLander-v3", "CarRacing-v3"])
 def test_box2d_trains_without_a_word_of_warning(fever: Any, env: str) -> None:
     done = fever("train", env, "--envs", "1", "--stop-iterations", "1", "steps=8", "minibatch=8", "epochs=1", "-q")

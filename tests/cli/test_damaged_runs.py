@@ -272,6 +272,7 @@ def test_long_names_and_values_are_shortened(trained: Path, tmp_path: Path) -> N
     assert (code, out, err.count("\n"), len(err) < 5000) == (2, "", 1, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", [False, True])
 def test_reading_commands_import_nothing_from_the_folder_where_they_start(tmp_path: Path, module: bool) -> None:
     """A folder that somebody else has filled may hold a yaml.py."""

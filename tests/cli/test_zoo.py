@@ -6,6 +6,8 @@ import json
 import re
 from typing import Any
 
+import pytest
+
 from fever.cli.completion import environments
 from tests.helpers import call_fever
 
@@ -64,6 +66,7 @@ def test_environments_are_completed() -> None:
     assert environments("ALE") == ["ALE/Pong-v5"]
 
 
+@pytest.mark.slow
 def test_a_run_says_what_it_takes_and_no_preset_leaves_it_out(fever: Any) -> None:
     done = fever("train", "Acrobot-v1", *TINY, "--name", "a")
     assert done.returncode == 0, done.stderr

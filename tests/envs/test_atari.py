@@ -239,6 +239,7 @@ def test_without_ale_it_is_said_what_to_install(tmp_path: Path) -> None:
     assert 'ALE/Pong-v5 needs the Atari environments; install them with: pip install "fever[atari]"' in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kwargs", [{}, {"obs_type": "ram"}], ids=["images", "ram"])
 def test_atari_trains_without_a_word_of_warning(fever: Any, tmp_path: Path, kwargs: dict) -> None:
     done = fever("train", "ALE/Pong-v5", "--name", "pong", "--env-kwargs", json.dumps(kwargs), *TINY)

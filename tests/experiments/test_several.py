@@ -154,6 +154,7 @@ def test_children_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     assert not left & {*temporary.iterdir()}
 
 
+@pytest.mark.slow
 def test_one_seed_that_fails_does_not_end_the_others(tmp_path: Path) -> None:
     words = ["train", "CartPole-v1", *SMALL, "--stop-steps", "500", "--seeds", "3", "--name", "a"]
     done = run_fever(*words, "--callback", 'tests.experiments.callbacks:FailWith={"seed": 1}', cwd=tmp_path)
@@ -168,6 +169,7 @@ def test_one_seed_that_fails_does_not_end_the_others(tmp_path: Path) -> None:
     assert [Run(tmp_path / f"runs/a-seed-{seed}").status for seed in (0, 1, 2)] == ["steps", "failed", "steps"]
 
 
+@pytest.mark.slow
 def test_a_file_is_trained_with_several_seeds(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("env: CartPole-v1\nenvs: 2\nseed: 7\nsettings: {steps: 16, minibatch: 32}\n")
     words = ["train", "-f", "run.yaml", "--seeds", "2", "--stop-steps", "100", "--workers", "auto", "--quiet", "--json"]

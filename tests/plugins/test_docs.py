@@ -14,6 +14,7 @@ import fever
 PAGE = Path(__file__).parents[2] / "docs" / "networks.md"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["MLP", "linear", "Perceptron", "Memory"])
 def test_a_network_of_the_page_trains(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)

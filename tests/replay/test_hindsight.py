@@ -242,6 +242,7 @@ def test_sac_takes_goals(tmp_path: Path) -> None:
     assert train(tmp_path, "sac", "WalkEnv", **settings).run.metrics()[-1]["updates"] > 0
 
 
+@pytest.mark.slow
 def test_bits_are_flipped_to_a_goal_only_in_hindsight(tmp_path: Path) -> None:
     returns = {}
     for her in (0, 4):

@@ -88,6 +88,7 @@ def test_names_without_arguments_are_sent_to_clusters() -> None:
     assert config.names() == ["my_envs:Maze", "a.b:C", "d:E"]
 
 
+@pytest.mark.slow
 def test_callbacks_on_the_command_line(tmp_path: Path) -> None:
     def fever(*words: str) -> Any:
         return run_fever(*words, cwd=tmp_path)

@@ -208,6 +208,7 @@ def test_a_run_with_videos_belongs_to_the_same_experiment() -> None:
     assert experiment_of(RunConfig(env="X-v0")) == experiment_of(RunConfig(env="X-v0", video_every=5, seed=3))
 
 
+@pytest.mark.slow
 def test_the_command_line_takes_it_for_train_and_resume(tmp_path: Path) -> None:
     words = ("--envs", "2", "steps=16", "minibatch=32", "epochs=1", "--stop-iterations", "2", "--name", "a", "-q")
     assert run_fever("train", ENV, *words, cwd=tmp_path).returncode == 0

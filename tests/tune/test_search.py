@@ -88,6 +88,7 @@ def test_search_that_is_done_is_not_resumed(searched: dict[str, Any]) -> None:
         search(run.config, run=run, trust=True)
 
 
+@pytest.mark.slow
 def test_failed_trials_are_recorded_and_the_search_continues(
     ray: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -108,6 +108,7 @@ def test_a_run_has_the_rows_values_and_ends_at_its_budget(tmp_path: Path) -> Non
     assert (other.config.envs, said, other.preset) == (8, [], False)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("zoo")
 def test_python_takes_presets_and_can_leave_them_out(tmp_path: Path) -> None:
     first = fever.train("Acrobot-v1", runs=tmp_path, stop={"iterations": 1}, epochs=2)
@@ -116,6 +117,7 @@ def test_python_takes_presets_and_can_leave_them_out(tmp_path: Path) -> None:
     assert (plain.summary["preset"], plain.summary["steps"], plain.run.config.preset) == (False, 16, False)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_its_values_when_the_zoo_changes(zoo: Path, tmp_path: Path) -> None:
     first = fever.train("Acrobot-v1", runs=tmp_path, name="a", stop={"steps": 64})
     before = first.run.config

@@ -50,6 +50,7 @@ def test_batches_are_normalised_by_their_own_statistics_and_corrected_after_the_
     np.testing.assert_allclose(far, (BATCH - 2) / np.sqrt(4 + EPSILON) * 3 + 5, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", [3, 4])
 def test_the_actor_learns_every_few_steps_of_the_critics(delay: int) -> None:
     algorithm = crossq(policy_delay=delay)

@@ -22,6 +22,7 @@ def win_rate(result: Any, arguments: dict[str, Any], games: int = 100) -> float:
     return float((scores.returns > 0).mean())
 
 
+@pytest.mark.slow
 def test_an_agent_learns_to_beat_the_random_player_on_a_small_board(tmp_path: Path) -> None:
     arguments = {"engine": "random", "size": 5, "komi": 2.5}
     stop = {"reward": 0.7, "window": 100, "steps": 150_000}
@@ -40,6 +41,7 @@ def test_an_agent_learns_to_beat_the_random_player(tmp_path: Path) -> None:
     assert win_rate(result, arguments) > 0.6
 
 
+@pytest.mark.slow
 def test_trpo_trains_on_whole_games_against_gnugo_in_workers(gnugo: Engine, tmp_path: Path) -> None:
     result = fever.train(
         Go9x9, algo="trpo", workers=2, runs=tmp_path, stop={"iterations": 2}, timesteps_per_batch=60,

@@ -128,6 +128,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield found
 
 
+@pytest.mark.slow
 @pytest.mark.lab
 @pytest.mark.flaky_under_load("several Ray nodes on two cores: a starved node is taken for a lost one")
 @pytest.mark.parametrize(
@@ -136,9 +137,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         ("Slurm", "OpenMPI"),
         ("Slurm", "MPICH"),
         ("OpenMPI", "OpenMPI"),
-        pytest.param("OpenMPI", "MPICH", marks=pytest.mark.slow),
-        pytest.param("MPICH", "OpenMPI", marks=pytest.mark.slow),
-        pytest.param("MPICH", "MPICH", marks=pytest.mark.slow),
+        ("OpenMPI", "MPICH"),
+        ("MPICH", "OpenMPI"),
+        ("MPICH", "MPICH"),
     ],
     indirect=["mpirun"],
 )

@@ -443,6 +443,7 @@ def test_a_host_that_fails_is_named_and_the_others_go_on(lab: Lab, tmp_path: Pat
     laptop.down()
 
 
+@pytest.mark.slow
 def test_interrupted_in_the_middle_nothing_stays(lab: Lab, tmp_path: Path) -> None:
     laptop, before = Laptop(lab, tmp_path), lab.leftovers()
     rising = laptop.start("up", "lab.yaml")

@@ -99,6 +99,7 @@ def test_scancel_saves_everything_and_leaves_nothing(site: Site, algo: str, atte
         assert added > 0.9 * last["steps"]  # explorers hold the last ones, for returns over several steps
 
 
+@pytest.mark.slow
 def test_stop_saves_and_resume_goes_on_in_another_job(site: Site) -> None:
     number = site.submit("CartPole-v1", "--name", "stopped", *FOREVER, nodes=1)
     site.wait_for_steps("stopped")
@@ -321,6 +322,7 @@ def test_a_job_whose_first_machine_dies_does_not_stay(own_site: Site, requeue: b
     wait_for(lambda: not site.processes(), "end of all processes")
 
 
+@pytest.mark.slow
 def test_ctrl_c_detaches_and_the_job_goes_on(site: Site) -> None:
     words = [*FEVER, "train", "CartPole-v1", "--on", "slurm", "--nodes", "1", "--name", "detached", *FOREVER]
     following = site.lab.login.popen(
