@@ -281,8 +281,16 @@ class _Dropping(io.FileIO):
             return memoryview(data).nbytes
 
 
+class _Lasting(io.TextIOWrapper):
+    """A stream that stays open: environments run in this process, and some close standard output."""
+
+    def close(self) -> None:
+        self.flush()
+
+
 def unbreakable(stream: TextIO) -> TextIO:
-    """Standard output or error that drops what nobody reads, for example after `| head`, or in a closed terminal."""
+    """Standard output or error that drops what nobody reads, for example after `| head`, or in a closed terminal, and
+    that nobody closes."""
     try:
         raw = _Dropping(stream.fileno(), "w", closefd=False)
     except (AttributeError, OSError, ValueError):  # there is none, or it is no file: tests, notebooks
@@ -290,4 +298,4 @@ def unbreakable(stream: TextIO) -> TextIO:
     stream.flush()
     by_line = stream.isatty() or raw.fileno() == 2
     buffer = io.BufferedWriter(raw)
-    return io.TextIOWrapper(buffer, encoding=stream.encoding, errors=stream.errors, line_buffering=by_line)
+    return _Lasting(buffer, encoding=stream.encoding, errors=stream.errors, line_buffering=by_line)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from fever.cli import main
+from fever.files import unbreakable
 from fever.signals import Interrupts
 from tests.helpers import ROOT, run_fever, wait_for
 
@@ -199,6 +200,15 @@ def test_output_that_nobody_reads_does_not_end_a_run(tmp_path: Path) -> None:
         os.close(writer)
         assert process.wait(60) == 0
     assert saved(tmp_path) == ("iterations", True)
+
+
+def test_an_environment_does_not_close_the_output_of_a_run(tmp_path: Path) -> None:
+    with open(tmp_path / "out.txt", "w") as file:
+        output = unbreakable(file)
+        output.close()
+        output.write("training goes on\n")
+        output.flush()
+    assert (tmp_path / "out.txt").read_text() == "training goes on\n"
 
 
 def test_a_run_whose_standard_files_are_closed(tmp_path: Path) -> None:
