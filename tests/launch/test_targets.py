@@ -15,6 +15,7 @@ from fever.config import load_yaml
 from fever.errors import FeverError
 from fever.launch.rendezvous.launchers import find_rank, without_launcher
 from fever.launch.schedulers.base import Scheduler, clock
+from fever.launch.schedulers.pbs import Pbs
 from fever.launch.schedulers.slurm import Slurm
 from fever.launch.targets import load_target, restore_target
 from tests.helpers import ROOT
@@ -123,6 +124,13 @@ def test_the_lead_is_no_more_than_a_quarter_of_the_time() -> None:
     assert Slurm(seconds=3600).lead == 120
     assert Slurm(seconds=60).lead == 15
     assert Slurm().lead == 120
+
+
+@pytest.mark.parametrize("kind", [Slurm, Pbs])
+def test_a_very_short_time_is_not_no_limit(kind: Any) -> None:
+    text = kind(seconds=0.001).script("one", Path("/x"), Path("/x/job"), "python")
+    assert "00:00:01" in text
+    assert "USR1@0" not in text
 
 
 def test_clock() -> None:

@@ -295,6 +295,6 @@ def call(*command: str, script: Path | None = None) -> str:
 
 
 def clock(seconds: float) -> str:
-    """`HH:MM:SS`."""
-    whole = round(seconds)
+    """`HH:MM:SS`, a second at least: schedulers take none for no limit."""
+    whole = max(1, round(seconds))
     return f"{whole // 3600:02d}:{whole // 60 % 60:02d}:{whole % 60:02d}"

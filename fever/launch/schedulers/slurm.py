@@ -104,7 +104,7 @@ class Slurm(Scheduler):
             f"--job-name={quote(name)}",
             f"--output={quote(str(folder / LOG).replace('%', '%%'))}",
             "--open-mode=append",
-            f"--signal=B:USR1@{round(self.lead)}",
+            f"--signal=B:USR1@{max(1, round(self.lead))}",
             "--requeue" if self.requeue else "--no-requeue",
         ]
         if self.learner is None:
