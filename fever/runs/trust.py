@@ -45,10 +45,11 @@ def names_in(config: RunConfig) -> list[str]:
 
 
 def names_to_train(config: RunConfig) -> list[str]:
-    """What must be allowed before training with this configuration: the names in it, and every text in the settings of
-    another library's algorithm. One may be a folder of recorded episodes, and those can hold pickles."""
+    """What must be allowed before training with this configuration: the names in it, its experiment trackers, which
+    send with this user's login, and every text in the settings of another library's algorithm. One may be a folder
+    of recorded episodes, and those can hold pickles."""
     more = config.texts() if find_provider(config.algo) is not None else []
-    return list(dict.fromkeys([*names_in(config), *more]))
+    return list(dict.fromkeys([*names_in(config), *config.loggers, *more]))
 
 
 def sign(folder: Path, config: RunConfig) -> None:

@@ -120,6 +120,12 @@ def test_a_registered_id_needs_no_trust(trained: dict[str, Any], tmp_path: Path)
     assert len(fever.evaluate(tmp_path / "theirs", episodes=1, max_steps=5).returns) == 1
 
 
+def test_nothing_is_sent_with_the_users_login_without_trust(stranger: Stranger) -> None:
+    stranger.change(env="CartPole-v1", loggers=["wandb"])
+    with pytest.raises(FeverError, match="wants to import wandb; if you know who wrote it, add --trust"):
+        fever.resume(stranger.path)
+
+
 def test_every_name_is_in_the_sentence(stranger: Stranger) -> None:
     settings = yaml.safe_load((stranger.path / layout.CONFIG).read_text())["settings"]
     stranger.change(
