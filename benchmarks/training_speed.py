@@ -19,7 +19,7 @@ SB3_DEFAULTS = (  # PPO's in stable-baselines3
 ZOO_DQN = (
     "double=false dueling=false n_step=1 prioritized=false target=hard target_updates=128 activation=relu "
     "learning_rate=2.3e-3 batch=64 updates=128 replay_ratio=32 buffer=100000 warmup=1000 gamma=0.99 epsilon_steps=8000 "
-    "epsilon_end=0.04 hidden=[256,256]"
+    "epsilon_end=0.04 hidden=[256,256] initial_weights=uniform"
 )
 # rl-zoo's for SAC on Pendulum-v1, with a gradient step for each step of an environment.
 ZOO_SAC = (

@@ -16,7 +16,7 @@ from fever.algos.flat_params import FlatParams
 from fever.algos.off_policy import OffPolicyAlgorithm, OffPolicySettings
 from fever.config import setting
 from fever.errors import FeverError
-from fever.policy import Network, Params
+from fever.policy import Network, Params, draw_uniform
 from fever.replay.buffer import Batch
 
 PIECE = 512  # observations whose values are computed at once: more do not stay in a CPU's cache
@@ -34,6 +34,11 @@ class QLearningSettings(OffPolicySettings):
         32,
         "gradient steps in one compiled call, on transitions sampled together: more are faster, fewer are fresher",
         gt=0,
+    )
+    initial_weights: Literal["orthogonal", "uniform"] = setting(
+        "orthogonal",
+        "orthogonal, with biases of zero; or uniform: weights and biases within 1 / sqrt(inputs of a layer)",
+        "as PPO; uniform: PyTorch, and so SB3",
     )
     double: bool = setting(
         True, "the online network chooses the next action, the target network values it", "van Hasselt 2016"
@@ -82,6 +87,8 @@ class DQN(OffPolicyAlgorithm):
         self.prioritized, self.n_step = config.prioritized, config.n_step
         self.network = self.build_network()
         params = self.network.init(self.rng)
+        if config.initial_weights == "uniform":
+            params = draw_uniform(self.rng, params)
         self.flat = FlatParams(params)
         online = jnp.asarray(self.flat.pack(params))  # [P]
         self.learned = {"online": online, "target": online, "optimizer": self.optimizer.init(online)}

@@ -6,10 +6,10 @@ one definition of every network.
 """
 
 from .distributions import Categorical, Deterministic, Distribution, Gaussian, SquashedGaussian, distribution_for
-from .networks import Network, Params
+from .networks import Network, Params, draw_uniform
 from .policy import Policy
 
 __all__ = [
     "Categorical", "Deterministic", "Distribution", "Gaussian", "Network", "Params", "Policy", "SquashedGaussian",
-    "distribution_for",
+    "distribution_for", "draw_uniform",
 ]  # fmt: skip

@@ -258,6 +258,22 @@ def init_dense(rng: np.random.Generator, name: str, inputs: int, outputs: int, g
     return {f"{name}/w": orthogonal(rng, inputs, outputs, gain), f"{name}/b": np.zeros(outputs, np.float32)}
 
 
+OWN_LAYERS = ("policy", "value", "conv", "features")  # how names of dense layers and convolutions begin
+
+
+def draw_uniform(rng: np.random.Generator, params: Params) -> Params:
+    """The same dense layers and convolutions with weights and biases between -1 / sqrt(inputs) and 1 / sqrt(inputs), as
+    PyTorch draws them. What is in a network of the user's stays."""
+    found = dict(params)
+    for name in params:
+        layer = name.removesuffix("/w")
+        if layer != name and layer.startswith(OWN_LAYERS):
+            bound = 1 / math.sqrt(len(params[name]))
+            for part in (name, f"{layer}/b"):
+                found[part] = rng.uniform(-bound, bound, params[part].shape).astype(np.float32)
+    return found
+
+
 def convolve(x: Any, weights: Any, bias: Any, kernel: int, stride: int, xp: Any = np) -> Any:
     """A convolution without padding as a sum of matrix products, `[N, H, W, C]` to `[N, H', W', filters]`.
 

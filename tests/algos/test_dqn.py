@@ -21,7 +21,7 @@ from fever.errors import FeverError, TrainingError
 from fever.replay.buffer import Batch
 from fever.runs.run import Run
 from fever.training.resume import resume
-from tests.environments import IdentityEnv
+from tests.environments import IdentityEnv, ImageEnv
 from tests.factories import make_task
 from tests.helpers import same_arrays
 
@@ -173,6 +173,22 @@ def test_importance_weights_weigh_the_loss() -> None:
 
 
 # The target network.
+
+
+@pytest.mark.parametrize("env", [IdentityEnv, ImageEnv])
+def test_uniform_weights_and_biases_are_within_their_bounds(env: Any) -> None:
+    shape = {"convolutions": ((8, 4, 2),), "convolution_features": 32} if env is ImageEnv else {}
+    dqn = DQN(DQN.Config(hidden=(64, 32), initial_weights="uniform", dueling=True, **shape), make_task(env))
+    np.testing.assert_array_equal(dqn.learned["online"], dqn.learned["target"])
+    found = dqn.weights()
+    layers = [name.removesuffix("/w") for name in found if name.endswith("/w")]
+    assert set(layers) == {"policy0", "policy1", "policy", "value0", "value1", "value"} | (
+        {"conv0", "features"} if shape else set()
+    )
+    for layer in layers:
+        weights, bound = found[f"{layer}/w"], 1 / np.sqrt(len(found[f"{layer}/w"]))
+        assert 0.8 * bound < np.abs(weights).max() <= bound
+        assert 0 < np.abs(found[f"{layer}/b"]).max() <= bound
 
 
 def test_a_hard_target_is_copied_every_so_many_steps() -> None:
