@@ -1,19 +1,21 @@
 """Proximal policy optimisation (Schulman et al. 2017), one jitted call per iteration.
 
-The loop is `OnPolicyAlgorithm.train`, the loss is `PPO._loss`; `PPO._update` computes advantages and runs all epochs
-and minibatches on the learner's device. A batch is T steps of B environments: `steps` steps of all environments of the
-run, whatever the number of workers, and a few more where they cannot be shared evenly.
+The loop is `OnPolicyAlgorithm.train`, or with `overlap` `PPO._train_overlapped`. The loss is `PPO._loss`; `PPO._update`
+computes advantages and runs all epochs and minibatches on the learner's device. A batch is T steps of B environments:
+`steps` steps of all environments of the run, whatever the number of workers, and a few more where they cannot be shared
+evenly.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fever.algos.base import Task
+from fever.algos.base import Iteration, Stopwatch, Task
 from fever.algos.on_policy import (
     IMAGE_CHUNK,
     ActorCriticSettings,
@@ -62,6 +64,10 @@ class PPOConfig(ActorCriticSettings):
     target_kl: float | None = setting(
         None, "ends an iteration's updates at 1.5 times this KL; null: never", "SB3", gt=0
     )
+    overlap: bool = setting(
+        False, "sample the next batch while one is learned from, which takes another core; its weights are then one "
+        "update older",
+    )  # fmt: skip
 
     def for_task(self, task: Task) -> PPOConfig:
         """These settings, with numbers in the place of null for `gae_lambda` and `entropy_coefficient`."""
@@ -79,6 +85,14 @@ class PPOConfig(ActorCriticSettings):
         if self.hidden is None and self.recurrent != "none" and not image and self.network is None:
             return (64,)
         return super().widths(image)
+
+
+class Update(NamedTuple):
+    """An iteration's updates, which JAX may still be computing."""
+
+    batch: Params
+    results: tuple[Any, Any, jax.Array, jax.Array]  # what `PPO._update` returns
+    scheduled: dict[str, float]  # values of settings with a schedule
 
 
 class PPO(OnPolicyAlgorithm):
@@ -118,24 +132,51 @@ class PPO(OnPolicyAlgorithm):
             )
         return size
 
+    def train(self, pool: Any) -> Iterator[Iteration]:
+        return self._train_overlapped(pool) if self.config.overlap else super().train(pool)
+
+    def _train_overlapped(self, pool: Any) -> Iterator[Iteration]:
+        """The training loop that samples while JAX learns. Where it ends, the batch that was sampled ahead is lost."""
+        pool.broadcast(self.weights())
+        with Stopwatch()("sample"):
+            ahead = pool.collect(self.fragments)
+        while True:
+            stopwatch, fragments = Stopwatch(), ahead
+            with stopwatch("learn"):
+                update = self._begin(fragments)
+            with stopwatch("transfer"):
+                pool.broadcast(self.weights())  # those before the update
+            with stopwatch("sample"):
+                ahead = pool.collect(self.fragments)
+            with stopwatch("learn"):
+                metrics = self._end(update)
+            yield Iteration(list(fragments), metrics, stopwatch.seconds)
+
     def learn(self, fragments: list[Fragment]) -> dict[str, float]:
         """One iteration's updates from exactly `self.fragments` fragments. Returns metrics."""
+        return self._end(self._begin(fragments))
+
+    def _begin(self, fragments: list[Fragment]) -> Update:
+        """Start one iteration's updates, which JAX computes asynchronously. Nothing is kept before `_end`."""
         config = self.config
         batch = join_fragments(fragments)
         self.normalizer.scale_rewards(batch)
         learning_rate = self.scheduled(config.learning_rate, config.learning_rate_schedule)
         clip = self.scheduled(config.clip, config.clip_schedule)
-        params, optimizer_state, history, explained = self._jitted_update(
-            self.params, self.optimizer_state, batch, self.normalizer.statistics(), self._orders(), learning_rate, clip
-        )
-        history = self.finish(params, optimizer_state, history, batch)
+        statistics, orders = self.normalizer.statistics(), self._orders()
+        results = self._jitted_update(self.params, self.optimizer_state, batch, statistics, orders, learning_rate, clip)
+        return Update(batch, results, {"learning_rate": learning_rate, "clip": clip})
+
+    def _end(self, update: Update) -> dict[str, float]:
+        """Wait for the updates and keep their results. Returns metrics."""
+        params, optimizer_state, history, explained = update.results
+        rows = self.finish(params, optimizer_state, history, update.batch)
         return {
-            **dict(zip(STEP_METRICS, history.mean(0).tolist(), strict=True)),
-            "kl": float(history[-1, KL]),
-            "updates": float(history[:, -1].sum()),
+            **dict(zip(STEP_METRICS, rows.mean(0).tolist(), strict=True)),
+            "kl": float(rows[-1, KL]),
+            "updates": float(rows[:, -1].sum()),
             "explained_variance": float(explained),
-            "learning_rate": learning_rate,
-            "clip": clip,
+            **update.scheduled,
         }
 
     def _orders(self) -> np.ndarray:

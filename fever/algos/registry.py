@@ -162,6 +162,11 @@ def config_of(name: str) -> type[NetworkSettings]:
     return find_algorithm(name).Config
 
 
+def overlaps(config: RunConfig) -> bool:
+    """Whether workers sample while the learner learns: as the algorithm says, or PPO's setting `overlap`."""
+    return find_algorithm(config.algo).overlaps or config.settings.get("overlap") is True
+
+
 def list_algorithms() -> Iterator[str]:
     """The names of all algorithms, fever's own first. For a library that is not installed, how to install it."""
     yield from ALGORITHMS

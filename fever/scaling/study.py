@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fever.algos.batch import check_sizes
-from fever.algos.registry import check_settings, config_of, find_algorithm, find_provider
+from fever.algos.registry import check_settings, config_of, find_provider, overlaps
 from fever.config import DEFAULT_ENVS, RunConfig, validate
 from fever.errors import FeverError
 from fever.files import user_path, write_atomically
@@ -116,18 +116,16 @@ def _discard(folder: Path) -> None:
 def _setting(plan: Plan, folder: Path) -> Setting:
     """What is known before anything runs. The environment is tried where it will run, if that is this machine."""
     provider = find_provider(plan.config.algo)
-    overlaps = (
-        provider is None and find_algorithm(plan.config.algo).overlaps
-    )  # another library's are seen by their rows
+    at_once = provider is None and overlaps(plan.config)  # another library's are seen by their rows
     shared = what_is_shared(plan.config)
     if plan.kind != WORKERS or plan.elsewhere:
-        return Setting(overlaps, **shared)
+        return Setting(at_once, **shared)
     if provider is not None:  # its environments are made in another way, and it reports no times
-        return Setting(overlaps, usable_cores(), **shared)
+        return Setting(at_once, usable_cores(), **shared)
     with tempfile.TemporaryDirectory(prefix="fever-") as place:
         file = Path(place) / "run.yaml"
         write_atomically(file, to_yaml(plan.config.model_copy(update={"runs": str(folder)})))
-        return Setting(overlaps, usable_cores(), probe.ask(file), **shared)
+        return Setting(at_once, usable_cores(), probe.ask(file), **shared)
 
 
 def what_is_shared(config: RunConfig) -> dict[str, Any]:

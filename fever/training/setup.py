@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from fever.algos.base import Algorithm, Learner, SamplingContext, Task
 from fever.algos.batch import check_batch, environments, require_scalable, scaled
 from fever.algos.device import keep_compiled_programs, limit_learner_threads, prepare_jax
-from fever.algos.registry import INTERFACE, config_of, find_algorithm, find_provider
+from fever.algos.registry import INTERFACE, config_of, find_algorithm, find_provider, overlaps
 from fever.config import DEFAULT_ENVS, DEFAULT_STEPS, RunConfig, validate
 from fever.envs.contract import Envs
 from fever.envs.make import make_envs
@@ -242,6 +242,6 @@ def _choose_workers(config: RunConfig, envs: Envs) -> tuple[int, str, int | None
     if (ranks := ranks_in_reach() or 0) > places:
         share += f", which is all that {ranks} ranks have (--workers ranks: one for each of them)"
     spare = cores > places * (each or 1)  # cores that are no worker's
-    if find_algorithm(config.algo).overlaps and places > 2 and not spare:
+    if overlaps(config) and places > 2 and not spare:
         return places - 1, f"{share} except the learner's", places
     return places, f"{share}; the learner uses them while the workers wait", places

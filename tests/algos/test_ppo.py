@@ -392,3 +392,59 @@ def test_gradients_of_images_in_chunks_add_up_to_those_of_the_minibatch(monkeypa
         there = whole.weights()[name] - value
         assert np.abs(there).max() > 0
         np.testing.assert_allclose(chunked.weights()[name] - value, there, rtol=0.01, atol=np.abs(there).max() / 1000)
+
+
+# Sampling while learning.
+
+
+class Pool:
+    """Stands for workers: remembers which weights each fragment was sampled with."""
+
+    def __init__(self, ppo: PPO) -> None:
+        self.sampler = make_sampler(ppo, CounterEnv, ppo.task.total_envs)
+        self.used: list[Any] = []
+
+    def broadcast(self, weights: Any) -> None:
+        self.weights = weights
+
+    def collect(self, fragments: int) -> list[Fragment]:
+        self.used.append(self.weights)
+        return [self.sampler.sample(self.weights)]
+
+
+def same(here: Any, there: Any) -> bool:
+    return all(np.array_equal(here[name], there[name]) for name in here)
+
+
+def test_with_overlap_weights_of_samples_are_one_update_older() -> None:
+    ppo = make(overlap=True)
+    pool, after = Pool(ppo), [ppo.weights()]  # weights after so many updates
+    iterations = ppo.train(pool)
+    for number in range(1, 5):
+        assert len(next(iterations).reports) == 1
+        assert ppo.steps == number * 32
+        after.append(ppo.weights())
+    assert [[number for number, one in enumerate(after) if same(one, used)] for used in pool.used] == [
+        [0], [0], [1], [2], [3]
+    ]  # fmt: skip
+
+
+def test_overlap_learns_the_same_from_the_same_batches() -> None:
+    overlapped, plain = make(overlap=True), make()
+    iterations = overlapped.train(Pool(overlapped))
+    for _ in range(3):
+        plain.learn(next(iterations).reports)  # type: ignore[arg-type]
+    assert same(overlapped.weights(), plain.weights())
+
+
+def test_an_update_that_sampling_interrupts_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    ppo = make(overlap=True)
+    pool = Pool(ppo)
+    iterations = ppo.train(pool)
+    next(iterations)
+    before, steps = ppo.weights(), ppo.steps
+    monkeypatch.setattr(pool, "collect", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        next(iterations)
+    assert ppo.steps == steps
+    assert same(ppo.weights(), before)
