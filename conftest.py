@@ -32,7 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the markers, share compiled programs between the processes of a run, and let Ctrl-C interrupt them.
 
     Short trainings spend most of their time compiling, hence the cache. A shell's background job, which this may be,
-    ignores Ctrl-C, and so would all processes that it starts. Keys and records are not kept in the home folder.
+    ignores Ctrl-C, and under nohup the end of a terminal, and so would all processes that it starts. Keys and records
+    are not kept in the home folder.
     """
     for name, meaning in GROUPS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
@@ -46,8 +47,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if "FEVER_HOME" not in os.environ:
         os.environ["FEVER_HOME"] = tempfile.mkdtemp(prefix="fever-home-")
         config.add_cleanup(lambda: shutil.rmtree(os.environ.pop("FEVER_HOME"), ignore_errors=True))
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, usual)
 
 
 class MarkerScheduling(LoadScopeScheduling):
