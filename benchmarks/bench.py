@@ -26,7 +26,7 @@ from actor_critics import actor_critic_step
 from custom_network import custom_network
 from measuring import CORES, Measurer, Row, metrics_of, print_table, rate_after, steady_rate
 from searching import rllib, tune
-from training_speed import cartpole_475, cartpole_speed, dqn_speed, halfcheetah, sac_speed
+from training_speed import cartpole_475, cartpole_speed, dqn_speed, halfcheetah, overlap, sac_speed
 
 MEMORY_LIMIT = 150.0  # megabytes
 
@@ -257,6 +257,7 @@ def hosts(measure: Measurer) -> list[Row]:
 
 BENCHMARKS: dict[str, Callable[[Measurer], list[Row]]] = {
     "cartpole-speed": cartpole_speed,
+    "overlap": overlap,
     "cartpole-475": cartpole_475,
     "halfcheetah": halfcheetah,
     "workers": workers,

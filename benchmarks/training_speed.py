@@ -94,6 +94,23 @@ def halfcheetah(measure: Measurer) -> list[Row]:
     return [*speed, *steady] if measure.quick else [*speed, *steady, *score]
 
 
+def overlap(measure: Measurer) -> list[Row]:
+    """PPO that samples while it learns against PPO that does so in turns, both in one process on two cores."""
+    rows = []
+    for env, envs, steps, settings in (
+        ("CartPole-v1", "8", 100_000, ZOO_CARTPOLE), ("HalfCheetah-v5", "1", 60_000, SB3_DEFAULTS)
+    ):  # fmt: skip
+        row = Row("overlap", f"steps/s, {env}, after 1st iteration", None, reference_name="in turns")
+        options = ["--no-preset", "--envs", envs, "--stop-steps", str(steps // 3 if measure.quick else steps)]
+        for seed in measure.rounds(3):
+            command = ["train", env, *options, "--seed", str(seed), *settings.split()]
+            both, _ = measure.fever(*command, "overlap=true", cores=2)
+            turns, _ = measure.fever(*command, cores=2)
+            row.add(steady_rate(both), steady_rate(turns))
+        rows.append(row)
+    return rows
+
+
 def update_rates(summary: dict) -> tuple[float, float]:
     """Gradient steps per second of a run that learns from replay: of the whole run, and without what comes before its
     first gradient step, when it compiles."""
