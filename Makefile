@@ -14,8 +14,8 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest -n 2
 
-# Tests that take long, minutes some of them: a cluster on AWS from up to down, hosts that come and go, jobs cut at their limit, every
-# algorithm that RLlib has, Go and Pong learned.
+# Tests that take long, some of them minutes: a cluster on AWS from up to down, hosts that come and go, jobs cut at their
+# limit, every algorithm that RLlib has, Go and Pong learned.
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow -n 2 --ignore tests/scaling
 

@@ -18,6 +18,7 @@ from typing import TypeVar
 from fever.errors import FeverError
 
 HERE = Path(__file__).resolve().parent
+CLOSED = "the environment was closed in the middle of a step"
 LOG = "log.txt"  # in the folder of a try: all that the program printed, and why the try failed
 # Is told which process group runs, a line for every change, and kills it when its input ends: then this process is
 # gone, perhaps by SIGKILL. In the background it is no child of this process: Ray kills those along with a worker.
@@ -86,14 +87,17 @@ class Program:
         """Run the program to its end. Whatever happens, Ctrl-C included, no process of it is left after this."""
         begin = time.monotonic()
         with (folder / LOG).open("wb") as log:
-            self.process = subprocess.Popen(
-                ["sh", "-c", START, "sh", *self.command],
-                cwd=folder,
-                stdin=self.guard.stdin,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # makes it and its children one group, which can be killed as a whole
-            )
+            try:
+                self.process = subprocess.Popen(
+                    ["sh", "-c", START, "sh", *self.command],
+                    cwd=folder,
+                    stdin=self.guard.stdin,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # makes it and its children one group, which can be killed as a whole
+                )
+            except ValueError:  # another thread has closed the guard's input
+                raise FeverError(CLOSED) from None
         timer = threading.Timer(self.timeout, self._kill)  # wait(timeout) looks only every 50 ms
         try:
             timer.start()
@@ -104,7 +108,7 @@ class Program:
             self.process = None
             self._tell_guard_that_nothing_runs()
         if self.closed:
-            raise FeverError("the environment was closed in the middle of a step")
+            raise FeverError(CLOSED)
         if code != 0:
             late = time.monotonic() - begin >= self.timeout
             raise Failure(f"killed after {self.timeout:g} s" if late else f"ended with exit code {code}")

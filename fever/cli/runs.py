@@ -322,7 +322,7 @@ def plot(
 @contextmanager
 def _without_matplotlibrc() -> Iterator[None]:
     """A block that imports Matplotlib, which reads a file matplotlibrc in the working folder first. Somebody else may
-    have filled that folder (SECURITY.md): the file may never end, and older versions evaluate an expression in it."""
+    have filled that folder (SECURITY.md), and a pipe of that name never ends."""
     here = os.getcwd() if os.path.lexists("matplotlibrc") else None
     try:
         if here is not None:

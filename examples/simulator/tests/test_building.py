@@ -284,6 +284,16 @@ def test_close_in_the_middle_of_a_step_leaves_no_process(tmp_path: Path) -> None
     assert wait_for(lambda: not any(alive(one) for one in identifiers(ids)))
 
 
+def test_close_just_before_a_try_is_said_as_well(tmp_path: Path) -> None:
+    env = Building(shell(SIMULATE), timeout=60, workdir=tmp_path)
+    env.reset(seed=0)
+    assert env.program.guard.stdin is not None
+    env.program.guard.stdin.close()  # as `close` does in another thread
+    with pytest.raises(FeverError, match="closed in the middle"):
+        env.step(HALF)
+    env.close()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_signal_in_the_middle_of_a_step_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
     ids = tmp_path / "ids"
